@@ -1,0 +1,1 @@
+"""An independent PyTorch reference of gradient accumulation; it never imports JAX."""
