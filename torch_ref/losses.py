@@ -45,7 +45,7 @@ def softmax_cross_entropy(
     labels: Tensor,
     *,
     mask: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> Weighted:
@@ -63,8 +63,8 @@ def softmax_cross_entropy(
     Args:
       logits: ``[..., V]``, floating. Narrower than float32 is computed in float32.
       labels: ``[...]``, integer, in ``[0, V)`` or equal to ``ignore_index``.
-      mask: ``[...]``, bool, true where a position is supervised; default everywhere.
-      ignore_index: label of positions that are not supervised.
+      mask: ``[...]``, bool or integers (0: not supervised); default supervised everywhere.
+      ignore_index: label of positions that are not supervised; None for no such label.
       label_smoothing: share given to the uniform distribution, in ``[0, 1]``.
       z_loss: coefficient of the squared log normaliser, at least 0.
 
@@ -73,7 +73,7 @@ def softmax_cross_entropy(
       With nothing supervised both are 0 and the gradient is 0, whatever the logits hold.
 
     Raises:
-      TypeError: labels are not integers, or mask is not bool.
+      TypeError: logits are not floating, labels not integers, or mask neither bool nor integers.
       ValueError: shapes do not fit, a label is out of range, or a coefficient is.
 
     >>> loss = softmax_cross_entropy(torch.zeros(3, 4), torch.tensor([1, 2, -100]))
@@ -81,9 +81,9 @@ def softmax_cross_entropy(
     (2, 1.3863)
     """
     _check(logits, labels, mask, label_smoothing, z_loss)
-    supervised = labels != ignore_index
-    if mask is not None:
-        supervised = supervised & mask
+    supervised = _as_mask(mask, labels)
+    if ignore_index is not None:
+        supervised = supervised & (labels != ignore_index)
     chosen = torch.where(supervised, labels, 0).long()
     if chosen.numel() and not 0 <= chosen.min() <= chosen.max() < logits.shape[-1]:
         raise ValueError(
@@ -112,7 +112,7 @@ def next_token_targets(
     *,
     mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
 ) -> Tensor:
     """Which of the ``T - 1`` next-token targets of each row are supervised, ``[B, T - 1]`` bool.
 
@@ -131,11 +131,9 @@ def next_token_targets(
                 f"{name} must have the shape of tokens, {tuple(tokens.shape)}, got "
                 f"{tuple(value.shape)}: do not shift it, the loss does"
             )
-    if mask is not None and mask.dtype != torch.bool:
-        raise TypeError(f"mask must be bool, got {mask.dtype}: pass mask != 0")
-    supervised = tokens[:, 1:] != ignore_index
-    if mask is not None:
-        supervised = supervised & mask[:, 1:]
+    supervised = _as_mask(mask, tokens)[:, 1:]
+    if ignore_index is not None:
+        supervised = supervised & (tokens[:, 1:] != ignore_index)
     if segment_ids is not None:
         same_document = segment_ids[:, 1:] == segment_ids[:, :-1]
         supervised = supervised & same_document & (segment_ids[:, 1:] != 0)
@@ -148,7 +146,7 @@ def next_token_cross_entropy(
     *,
     mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> Weighted:
@@ -160,7 +158,7 @@ def next_token_cross_entropy(
     Args:
       logits: ``[B, T, V]``, of the same positions as ``tokens``.
       tokens: ``[B, T]``, integer.
-      mask: ``[B, T]``, bool, true where a token is supervised as a target. Column 0 is never one.
+      mask: ``[B, T]``, bool or integers: which tokens are supervised as targets. Column 0 never is.
       segment_ids: ``[B, T]``, integer; the document of each token in a packed row, 0 for padding.
         A document's first token is no target, so each boundary costs one target.
       ignore_index: a token equal to it is no target.
@@ -195,9 +193,22 @@ def next_token_cross_entropy(
     )
 
 
+def _as_mask(mask: Tensor | None, like: Tensor) -> Tensor:
+    if mask is None:
+        return torch.ones_like(like, dtype=torch.bool)
+    if mask.is_floating_point() or mask.is_complex():
+        raise TypeError(
+            f"mask must be bool or integers, got {mask.dtype}: it says which positions are "
+            "supervised, not how much; pass mask != 0"
+        )
+    return mask != 0
+
+
 def _check(
     logits: Tensor, labels: Tensor, mask: Tensor | None, label_smoothing: float, z_loss: float
 ) -> None:
+    if not logits.is_floating_point():
+        raise TypeError(f"logits must be floating, got {logits.dtype}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f"labels must be integers, got {labels.dtype}: pass class indices")
     if logits.shape[:-1] != labels.shape:
@@ -205,8 +216,6 @@ def _check(
             f"labels must have the shape of logits without its last axis, "
             f"{tuple(logits.shape[:-1])}, got {tuple(labels.shape)}"
         )
-    if mask is not None and mask.dtype != torch.bool:
-        raise TypeError(f"mask must be bool, got {mask.dtype}: pass mask != 0")
     if mask is not None and mask.shape != labels.shape:
         raise ValueError(
             f"mask must have the shape of labels, {tuple(labels.shape)}, got {tuple(mask.shape)}"

@@ -80,6 +80,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(config.width, config.width)
 
     def forward(self, x_BxTxC: Tensor) -> Tensor:
+        """``[B, T, C]`` to ``[B, T, C]``."""
         rows, length, width = x_BxTxC.shape
         split = (rows, length, self.heads, width // self.heads)
         q_BxHxTxD = self.q(x_BxTxC).view(split).transpose(1, 2)
@@ -102,6 +103,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.mlp_ratio * config.width, config.width)
 
     def forward(self, x_BxTxC: Tensor) -> Tensor:
+        """``[B, T, C]`` to ``[B, T, C]``, each position by itself."""
         return self.down(F.gelu(self.up(x_BxTxC), approximate="tanh"))
 
 
@@ -116,6 +118,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x_BxTxC: Tensor) -> Tensor:
+        """``[B, T, C]`` to ``[B, T, C]``."""
         x_BxTxC = x_BxTxC + self.attn(self.ln1(x_BxTxC))
         return x_BxTxC + self.mlp(self.ln2(x_BxTxC))
 
