@@ -1,0 +1,184 @@
+"""The accumulator of a group: its dtype, its sum, its mean, and what may be added to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Tree = Any
+
+
+def floor_dtype(dtype: Any) -> jnp.dtype:
+    """The narrowest accumulator allowed: float32, or `dtype` if that is wider."""
+    dtype = jnp.float32 if dtype is None else dtype
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        raise TypeError(
+            f"accumulator_dtype must be a floating or complex dtype, got {jnp.dtype(dtype)}."
+        )
+    return jnp.promote_types(jax.dtypes.canonicalize_dtype(dtype), jnp.float32)
+
+
+def zeros_like(tree: Tree, dtype: Any = None, floor: Any = None) -> Tree:
+    """Zeros of the shape and sharding of each leaf, under `jit` as well.
+
+    Args:
+      tree: arrays.
+      dtype: of the zeros; each leaf's own if not given.
+      floor: widens the dtype of each leaf to at least this one.
+    """
+
+    def zeros(x: Any) -> jax.Array:
+        to = dtype if dtype is not None else x.dtype
+        to = to if floor is None else jnp.promote_types(to, floor)
+        # A select on the leaf rather than a new constant: sharding propagates
+        # through it, then the compiler removes it.
+        return jnp.where(False, x, 0).astype(to)
+
+    return jax.tree.map(zeros, tree)
+
+
+def require_arrays(tree: Tree, name: str) -> None:
+    """Raises a `TypeError` if a leaf of `tree` cannot hold a gradient."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, (int, float, complex)):
+            raise TypeError(
+                f"{name}{jax.tree_util.keystr(path)} is a {type(leaf).__name__}, not an array. "
+                "Filter the tree first, e.g. equinox.filter(model, equinox.is_inexact_array), "
+                "or leave the leaf out with None."
+            )
+
+
+def require_gradients(grads: Tree, like: Tree, like_name: str) -> None:
+    """Raises unless `grads` has the structure and shapes of `like`, and inexact dtypes."""
+    if jax.tree.structure(grads) != jax.tree.structure(like):
+        raise ValueError(
+            f"updates must have the tree structure of {like_name}. Got "
+            f"{jax.tree.structure(grads)}, want {jax.tree.structure(like)}. "
+            "Was the state made by init for other parameters?"
+        )
+    wanted = jax.tree.leaves(like)
+    for (path, grad), want in zip(jax.tree_util.tree_leaves_with_path(grads), wanted, strict=True):
+        where = f"updates{jax.tree_util.keystr(path)}"
+        dtype = jnp.result_type(grad) if not hasattr(grad, "dtype") else grad.dtype
+        if dtype == jax.dtypes.float0 or not jnp.issubdtype(dtype, jnp.inexact):
+            raise TypeError(
+                f"{where} has dtype {dtype}: a gradient must be floating or complex. "
+                "Differentiate with respect to floating parameters only, and leave the others "
+                "out (None, or optax.masked)."
+            )
+        if jnp.shape(grad) != jnp.shape(want):
+            raise ValueError(
+                f"{where} has shape {jnp.shape(grad)}, but {like_name} has {jnp.shape(want)} there."
+            )
+
+
+def require_width(grads: Tree, acc: Tree) -> None:
+    """Raises a `TypeError` if a gradient is wider than its accumulator."""
+    pairs = zip(jax.tree_util.tree_leaves_with_path(grads), jax.tree.leaves(acc), strict=True)
+    for (path, grad), a in pairs:
+        if jnp.promote_types(grad.dtype, a.dtype) != a.dtype:
+            raise TypeError(
+                f"updates{jax.tree_util.keystr(path)} is {grad.dtype}, which an accumulator of "
+                f"{a.dtype} would round. Pass accumulator_dtype={grad.dtype} to the constructor."
+            )
+
+
+def real_dtype(dtype: Any) -> jnp.dtype:
+    """The real counterpart of a complex dtype; any other as it is."""
+    return jnp.finfo(dtype).dtype
+
+
+def contribution(grad: jax.Array, weight: jax.Array | None, scale: bool, dtype: Any) -> jax.Array:
+    """What one microbatch adds: `weight * grad`, or `grad`; 0 if the weight is 0, even for NaN."""
+    grad = grad.astype(dtype)
+    if weight is None:
+        return grad
+    scaled = weight.astype(real_dtype(dtype)) * grad if scale else grad
+    return jnp.where(weight == 0, 0, scaled)
+
+
+def contributions(grads: Tree, weight: jax.Array | None, scale: bool, floor: Any) -> Tree:
+    """What a group of one microbatch sums to, in the dtype an accumulator would have."""
+    return jax.tree.map(
+        lambda g: contribution(g, weight, scale, jnp.promote_types(g.dtype, floor)), grads
+    )
+
+
+def add(
+    acc: Tree, comp: Tree, grads: Tree, weight: jax.Array | None, scale: bool, first: jax.Array
+) -> tuple[Tree, Tree]:
+    """Adds a microbatch to the accumulator; starts from nothing where `first`.
+
+    The accumulator is reset by this mask when a group begins, not zeroed when one
+    ends: it costs no extra pass, and nothing that the last group left (an inf, a
+    NaN) can be seen.
+
+    Args:
+      acc: accumulated so far.
+      comp: Kahan's compensation, a tree like `acc`; or `()` to sum plainly.
+      grads: gradients of the microbatch.
+      weight: scalar of this microbatch, or `None` for 1.
+      scale: multiply by the weight (gradient of a mean), or not (of a sum).
+      first: boolean scalar: this microbatch opens a group.
+
+    Returns:
+      The new `acc` and `comp`.
+
+    References:
+      Kahan, "Further remarks on reducing truncation errors",
+      Communications of the ACM 8(1), 1965.
+    """
+
+    def plain(a: jax.Array, g: jax.Array) -> jax.Array:
+        return jnp.where(first, 0, a) + contribution(g, weight, scale, a.dtype)
+
+    if isinstance(comp, tuple) and comp == ():
+        return jax.tree.map(plain, acc, grads), ()
+
+    totals, lost = [], []
+    leaves, treedef = jax.tree.flatten(acc)
+    rest = zip(leaves, jax.tree.leaves(comp), jax.tree.leaves(grads), strict=True)
+    for a, c, g in rest:
+        a, c = jnp.where(first, 0, a), jnp.where(first, 0, c)
+        y = contribution(g, weight, scale, a.dtype) - c
+        total = a + y
+        totals.append(total)
+        lost.append((total - a) - y)
+    return jax.tree.unflatten(treedef, totals), jax.tree.unflatten(treedef, lost)
+
+
+def scaled(tree: Tree, factor: jax.Array) -> Tree:
+    """Each leaf times a real scalar, in the leaf's own dtype.
+
+    To divide by a scalar, hand over its reciprocal: dividing a tree by a traced
+    scalar made XLA write out a whole tree.
+    """
+    return jax.tree.map(lambda x: x * factor.astype(real_dtype(x.dtype)), tree)
+
+
+def cast_for_inner(mean: Tree, grads: Tree, params: Tree | None) -> Tree:
+    """Casts to `result_type(gradient, parameter)`, what an inner optimizer is to see.
+
+    Without parameters nothing is known to be narrower than the accumulator.
+    """
+    if params is None:
+        return mean
+
+    def cast(x: jax.Array, g: jax.Array, p: Any) -> jax.Array:
+        return x.astype(jnp.promote_types(jnp.result_type(g), jnp.result_type(p)))
+
+    return jax.tree.map(cast, mean, grads, params)
+
+
+def as_dtype_of(new: Any, old: Any) -> Any:
+    """`new` in the dtype of `old`: states and updates keep theirs though a gradient be wider."""
+    dtype = getattr(old, "dtype", None)
+    return new if dtype is None or new.dtype == dtype else new.astype(dtype)
+
+
+def all_finite(tree: Tree) -> jax.Array:
+    """Whether every entry is finite; one pass. True for an empty tree."""
+    flags = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(flags)) if flags else jnp.asarray(True)

@@ -1,0 +1,198 @@
+"""guard: skips an attempt whose gradient is not finite, and keeps the loss scale."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jax_accum import _accumulator as accumulator
+from jax_accum import _counts, _replicas
+from jax_accum._checks import check_weight, checked_int
+from jax_accum._loss_scale import DynamicLossScale
+
+Tree = Any
+
+
+class GuardState(NamedTuple):
+    """State of `guard`.
+
+    Attributes:
+      inner_state: state of the wrapped optimizer.
+      counts: what the attempts came to.
+      consecutive_skips: scalar, int32. Non-finite attempts in a row; stays at 2^31 - 1.
+      exhausted: scalar, bool. Whether there were ever too many of them; `check` raises on it.
+      loss_scale: state of the loss scale, or `()`.
+    """
+
+    inner_state: Any
+    counts: _counts.Counts
+    consecutive_skips: jax.Array
+    exhausted: jax.Array
+    loss_scale: Any
+
+
+def guard(
+    inner: optax.GradientTransformation,
+    *,
+    on_nonfinite: str = "skip",
+    loss_scale: DynamicLossScale | None = None,
+    max_consecutive_skips: int | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Runs `inner` on gradients that are finite, and on others leaves everything as it is.
+
+    Each call is an attempt: undo the loss scale, look at every entry of the gradient
+    (not at its norm, which can overflow for a gradient that is finite), run `inner`
+    once or not at all, move the loss scale, count. A skip changes neither parameters
+    nor the inner state, bit for bit: schedules, moments and averages do not advance.
+
+    Put it outermost around what would be poisoned, and `MultiSteps` around it:
+    `MultiSteps(guard(optax.adamw(1e-3)), 8)` decides once per group. `has_updated` and the
+    counters of `MultiSteps` then know of the skips.
+
+    `update` takes, besides the arguments of `inner`, `weight=` (a scalar: 0 says
+    that nothing was supervised, which is a skip as well), `examples=` and
+    `microbatches=` (1 by default) for the counters that `jax_accum.counts` reads.
+
+    Args:
+      inner: the optimizer to guard.
+      on_nonfinite: `"skip"`; or `"apply"`, to pass a non-finite gradient on and count only.
+      loss_scale: undone here, so that `inner` sees true gradients. Multiply the loss by
+        `jax_accum.loss_scale(opt_state)`; `make_train_step` does it for you.
+      max_consecutive_skips: after more non-finite attempts in a row than this the
+        state is marked, and `jax_accum.check(opt_state)` raises. They are still skipped.
+
+    Returns:
+      An Optax transformation with extra arguments.
+
+    Raises:
+      ValueError: `on_nonfinite` unknown, or `max_consecutive_skips` below 1.
+      TypeError: an argument of the wrong type.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, jax_accum as ja
+      >>> tx = ja.guard(optax.sgd(1.0))
+      >>> params = jnp.ones(2)
+      >>> state = tx.init(params)
+      >>> updates, state = tx.update(jnp.array([1.0, jnp.inf]), state, params)
+      >>> updates.tolist(), ja.counts(state)["skipped_nonfinite"]
+      ([0.0, 0.0], 1)
+    """
+    if on_nonfinite not in ("skip", "apply"):
+        raise ValueError(f"on_nonfinite must be 'skip' or 'apply', got {on_nonfinite!r}.")
+    if loss_scale is not None and not isinstance(loss_scale, DynamicLossScale):
+        raise TypeError(
+            f"loss_scale must be a jax_accum.DynamicLossScale or None, got {loss_scale!r}."
+        )
+    if max_consecutive_skips is not None:
+        checked_int(max_consecutive_skips, "max_consecutive_skips")
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params: Tree) -> GuardState:
+        return GuardState(
+            inner_state=inner.init(params),
+            counts=_counts.zero_counts(),
+            consecutive_skips=jnp.zeros((), jnp.int32),
+            exhausted=jnp.zeros((), bool),
+            loss_scale=() if loss_scale is None else loss_scale.init(),
+        )
+
+    def update(
+        updates: Tree,
+        state: GuardState,
+        params: Tree | None = None,
+        *,
+        weight: Any = None,
+        examples: Any = None,
+        microbatches: Any = 1,
+        **extra_args: Any,
+    ) -> tuple[Tree, GuardState]:
+        some = jnp.ones((), bool) if weight is None else check_weight(weight) != 0
+
+        def inner_update(updates: Tree, inner_state: Any, params: Tree | None) -> tuple[Tree, Any]:
+            return inner.update(updates, inner_state, params, **extra_args)
+
+        alone, _ = jax.eval_shape(inner_update, updates, state.inner_state, params)
+        finite = accumulator.all_finite(updates)
+        # Shards of one gradient on several devices: one not finite, none is.
+        if axes := tuple(_replicas.varying_axes(finite)):
+            finite = jax.lax.pmin(finite.astype(jnp.int32), axes) != 0
+
+        def run(updates: Tree, inner_state: Any, params: Tree | None) -> tuple[Tree, Any]:
+            if loss_scale is not None:
+                updates = _unscaled(updates, state.loss_scale.scale)
+            new, new_state = inner_update(updates, inner_state, params)
+            return (
+                jax.tree.map(accumulator.as_dtype_of, new, alone),
+                jax.tree.map(accumulator.as_dtype_of, new_state, inner_state),
+            )
+
+        def hold(updates: Tree, inner_state: Any, params: Tree | None) -> tuple[Tree, Any]:
+            return jax.tree.map(jnp.zeros_like, alone), inner_state
+
+        runs = some & finite if on_nonfinite == "skip" else some
+        # The branch that changes nothing is the one for false, or XLA copies the state.
+        new, inner_state = jax.lax.cond(runs, run, hold, updates, state.inner_state, params)
+
+        came_to = _counts.Outcome(runs, some & ~runs, ~some)
+        seen = _counts.seen_in(microbatches, examples, weight)
+        skips = jnp.where(
+            some,
+            jnp.where(finite, 0, optax.safe_increment(state.consecutive_skips)),
+            state.consecutive_skips,
+        )
+        exhausted = state.exhausted
+        if max_consecutive_skips is not None:
+            exhausted |= skips > max_consecutive_skips
+        scale = state.loss_scale
+        if loss_scale is not None:
+            moved = loss_scale.after(scale, finite)
+            scale = jax.tree.map(lambda new, old: jnp.where(some, new, old), moved, scale)
+        return new, GuardState(
+            inner_state, _counts.closed(state.counts, seen, came_to), skips, exhausted, scale
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _unscaled(grads: Tree, scale: jax.Array) -> Tree:
+    """Gradients of the loss as it is; in float32 at least, where they do not vanish."""
+    wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), grads)
+    return accumulator.scaled(wide, 1 / scale)
+
+
+def check(opt_state: Any) -> None:
+    """Raises on the host if a `guard` gave up: too many non-finite attempts in a row.
+
+    Call it now and then, where metrics are read: it waits for the device.
+
+    Args:
+      opt_state: a state that holds, anywhere, that of a `guard`.
+
+    Raises:
+      FloatingPointError: with the counts.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, jax_accum as ja
+      >>> tx = ja.guard(optax.sgd(1.0), max_consecutive_skips=1)
+      >>> state = tx.init(jnp.ones(1))
+      >>> for _ in range(2):
+      ...     _, state = tx.update(jnp.array([jnp.nan]), state)
+      >>> ja.check(state)  # doctest: +ELLIPSIS
+      Traceback (most recent call last):
+          ...
+      FloatingPointError: 2 attempts in a row had a gradient that is not finite...
+    """
+    is_one = lambda node: isinstance(node, GuardState)  # noqa: E731
+    nodes = [n for n in jax.tree.leaves(opt_state, is_leaf=is_one) if is_one(n)]
+    for node in nodes:
+        if jnp.any(node.exhausted):
+            raise FloatingPointError(
+                f"{int(jnp.max(node.consecutive_skips))} attempts in a row had a gradient that is "
+                "not finite, more than max_consecutive_skips allows. The parameters are those of "
+                f"the last good update. Counts: {_counts.counts(opt_state)}. Usual causes: a "
+                "learning rate too high, a loss with log or division by zero, float16 without "
+                "a loss scale."
+            )

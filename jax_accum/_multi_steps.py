@@ -1,0 +1,434 @@
+"""MultiSteps: a group of microbatches accumulated across calls, in place of `optax.MultiSteps`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from jax_accum import _accumulator as accumulator
+from jax_accum import _counts, _replicas
+from jax_accum._checks import as_k, check_flag, check_weight, checked_schedule
+from jax_accum._multi_steps_state import (
+    MultiStepsState,
+    OpenGroup,
+    is_empty,
+    is_stacked,
+    stacked,
+    unstacked,
+)
+
+Tree = Any
+
+
+class MultiSteps:
+    r"""Accumulates gradients over calls and runs the wrapped optimizer once per group.
+
+    Takes the place of `optax.MultiSteps`: the same constructor, methods and state
+    fields. What it adds: weights, so that microbatches of differing token counts
+    are not averaged as equals; the end of a stream (`flush`); an update in place
+    (`apply`); and one reduction per update over replicas (`axis_name`).
+
+    Over the calls :math:`a` of a group, with gradients :math:`g_a` of the mean
+    loss and weights :math:`w_a`, the wrapped optimizer sees
+
+    .. math:: \sum_a w_a \, g_a \Big/ \sum_a w_a
+
+    once, in the dtype `result_type(gradient, parameter)`. Without weights each
+    call weighs 1. A weight of 0 contributes nothing, whatever the gradient holds;
+    a group whose whole weight is 0 is a skip: neither parameters nor inner state
+    are touched.
+
+    Args:
+      opt: the wrapped optimizer. It runs once per group, not once per call.
+      every_k_schedule: calls per group: an int of at least 1, or a function from
+        the number of updates made (`gradient_step`) to it. A new value takes hold
+        when a group begins. A state restored in mid-group under a smaller `k`
+        ends its group with the next call.
+      use_grad_mean: divide by the weight (default), or hand over the plain sum.
+      should_skip_update_fn: `(updates, gradient_step, params) -> (skip, state)`,
+        asked in every call, as in Optax. A rejected microbatch enters no group.
+      accumulator_dtype: widens the accumulators. They are never narrower than
+        float32 nor than the parameters, so a narrower dtype changes nothing.
+      axis_name: name, or tuple of names, of the mapped axes (`jax.shard_map`,
+        `jax.pmap`) over which the calls see different microbatches. Sums stay
+        local; they are reduced once, where the group ends. Without it, gradients
+        are taken to be global already, as in Optax.
+      loss_reduction: `"mean"`: gradients are of a microbatch's mean loss, and
+        multiplied by its weight. `"sum"`: of the summed loss, and not multiplied.
+      compensated: keep a compensation term (Kahan), one more tree, and so an
+        error that does not grow with the number of microbatches.
+
+    Raises:
+      TypeError: `every_k_schedule` is neither an integer nor callable, or
+        `accumulator_dtype` not floating.
+      ValueError: `every_k_schedule` below 1, an unknown `loss_reduction`, or
+        `should_skip_update_fn` together with `axis_name`.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, jax_accum as ja
+      >>> opt = ja.MultiSteps(optax.sgd(1.0), every_k_schedule=2)
+      >>> params = {"w": jnp.zeros(1)}
+      >>> state = opt.init(params)
+      >>> for tokens, grad in ((512, 2.0), (1536, 4.0)):
+      ...     params, state = opt.apply({"w": jnp.full(1, grad)}, state, params, weight=tokens)
+      >>> float(params["w"][0])  # and not -3.0, the mean of the means
+      -3.5
+    """
+
+    def __init__(
+        self,
+        opt: optax.GradientTransformation,
+        every_k_schedule: int | Callable[[jax.Array], Any],
+        use_grad_mean: bool = True,
+        should_skip_update_fn: Callable[..., tuple[Any, Any]] | None = None,
+        accumulator_dtype: Any = None,
+        *,
+        axis_name: Any = None,
+        loss_reduction: str = "mean",
+        compensated: bool = False,
+    ):
+        self._opt = optax.with_extra_args_support(opt)
+        self._constant_k, self._every_k_schedule = checked_schedule(every_k_schedule)
+        if loss_reduction not in ("mean", "sum"):
+            raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}.")
+        if should_skip_update_fn is not None and axis_name is not None:
+            raise ValueError(
+                "should_skip_update_fn sees the gradient of one replica only, so with axis_name "
+                "replicas could disagree. Wrap the inner optimizer in jax_accum.guard, which "
+                "decides on the gradient of the whole group."
+            )
+        self._use_grad_mean = use_grad_mean
+        self._should_skip_update_fn = should_skip_update_fn
+        self._floor = accumulator.floor_dtype(accumulator_dtype)
+        self._axes = _replicas.axis_names(axis_name)
+        self._scale = loss_reduction == "mean"
+        self._compensated = compensated
+
+    @property
+    def inner_opt(self) -> optax.GradientTransformationExtraArgs:
+        """The wrapped optimizer."""
+        return self._opt
+
+    def init(self, params: Tree, *, replicas: int | None = None) -> MultiStepsState:
+        """The initial state; its accumulators take the sharding of the parameters.
+
+        Args:
+          params: tree of arrays.
+          replicas: only with `axis_name`, outside the mapped function: gives each
+            of that many replicas accumulators of its own, by a leading axis that
+            `state_specs` shards. Inside the mapped function leave it out.
+
+        Raises:
+          TypeError: a leaf of `params` is not an array.
+          ValueError: `replicas` below 1, or without `axis_name`.
+        """
+        accumulator.require_arrays(params, "params")
+        if replicas is not None and (not self._axes or replicas < 1):
+            raise ValueError(
+                f"replicas={replicas} must be at least 1, and goes together with axis_name."
+            )
+        gradient_step = jnp.zeros((), jnp.int32)
+        skip_state: Any = ()
+        if self._should_skip_update_fn is not None:
+            nothing = accumulator.zeros_like(params)
+            _, skip_state = self._should_skip_update_fn(nothing, gradient_step, params)
+
+        def local(tree: Tree) -> Tree:
+            if replicas is not None:
+                return jax.tree.map(lambda x: jnp.zeros((replicas, *x.shape), x.dtype), tree)
+            bound = bool(self._axes) and _replicas.is_bound(self._axes)
+            return _replicas.as_varying(tree, self._axes) if bound else tree
+
+        def accumulators() -> Tree:
+            return local(accumulator.zeros_like(params, floor=self._floor))
+
+        keeps = self._constant_k != 1
+        group = OpenGroup(
+            weight=local(jnp.zeros((), jnp.result_type(float))),
+            seen=local(_counts.zero_seen()),
+            k=self._k(gradient_step),
+        )
+        return MultiStepsState(
+            mini_step=jnp.zeros((), jnp.int32),
+            gradient_step=gradient_step,
+            inner_opt_state=self._opt.init(params),
+            acc_grads=accumulators() if keeps else (),
+            skip_state=skip_state,
+            compensation=accumulators() if keeps and self._compensated else (),
+            group=group,
+            counts=_counts.zero_counts(),
+            updated=jnp.zeros((), bool),
+        )
+
+    def update(
+        self,
+        updates: Tree,
+        state: MultiStepsState,
+        params: Tree | None = None,
+        *,
+        weight: Any = None,
+        examples: Any = None,
+        flush: Any = False,
+        microbatches: Any = 1,
+        **extra_args: Any,
+    ) -> tuple[Tree, MultiStepsState]:
+        """Adds a microbatch; returns the updates where its group ends, else zeros.
+
+        Args:
+          updates: gradients, a tree like the parameters; or `None` for no microbatch,
+            to close an open group with `flush=True` after the last one.
+          state: the state.
+          params: the parameters, if the wrapped optimizer needs them.
+          weight: scalar, at least 0: what this microbatch weighs, its supervised
+            tokens as a rule. 1 if not given. A traced weight that is negative or not
+            finite makes the gradient of its group NaN.
+          examples: scalar: examples in this microbatch, for the counters only.
+          flush: bool, or traced boolean scalar: end the group with this call, however
+            many microbatches it has, and divide by their true weight. A group
+            with nothing in it is not counted. The same on all replicas.
+          microbatches: how many microbatches `updates` stands for, for the counters only.
+          **extra_args: for the wrapped optimizer; those of the ending call reach it.
+
+        Returns:
+          The updates, of the dtypes that the wrapped optimizer alone would give,
+          and the new state.
+
+        Raises:
+          ValueError: a tree or shape does not match, a concrete weight is negative or not
+            finite, or `axis_name` is not bound.
+          TypeError: a gradient is of integer type, or wider than its accumulator; `flush`
+            is not boolean.
+        """
+        call = self._enter(updates, state, params, weight, examples, flush, microbatches)
+
+        inner_update = partial(self._opt.update, **extra_args)
+        alone, _ = jax.eval_shape(inner_update, call.like, state.inner_opt_state, params)
+
+        def attempt(mean: Tree, inner: Any, params: Tree | None) -> tuple[Tree, Any]:
+            new, inner = inner_update(mean, inner, params)
+            return jax.tree.map(accumulator.as_dtype_of, new, alone), inner
+
+        return self._leave(call, attempt, lambda params: jax.tree.map(jnp.zeros_like, alone))
+
+    def apply(
+        self,
+        grads: Tree,
+        state: MultiStepsState,
+        params: Tree,
+        *,
+        weight: Any = None,
+        examples: Any = None,
+        flush: Any = False,
+        microbatches: Any = 1,
+        **extra_args: Any,
+    ) -> tuple[Tree, MultiStepsState]:
+        """Adds a microbatch; where its group ends, updates the parameters in place.
+
+        What `update` and `optax.apply_updates` do together, without a tree of zeros
+        for the calls between. With the arguments donated, such a call costs an
+        in-place add. Donated arguments must stand in the order of the results:
+
+            @partial(jax.jit, donate_argnums=(0, 1))
+            def accumulate(params, state, grads, tokens):
+                return opt.apply(grads, state, params, weight=tokens)
+
+        Arguments and errors are those of `update`. The updates are added in the precision
+        that the wrapped optimizer gives, and are not rounded to the gradient's dtype first.
+
+        Returns:
+          The parameters and the new state.
+        """
+        call = self._enter(grads, state, params, weight, examples, flush, microbatches)
+
+        def attempt(mean: Tree, inner: Any, params: Tree) -> tuple[Tree, Any]:
+            updates, inner = self._opt.update(mean, inner, params, **extra_args)
+            return optax.apply_updates(params, updates), inner
+
+        return self._leave(call, attempt, lambda params: params)
+
+    def has_updated(self, state: Any) -> jax.Array:
+        """Whether the very call that returned `state` changed the parameters; boolean scalar."""
+        return jnp.asarray(state.updated)
+
+    def gradient_transformation(self) -> optax.GradientTransformationExtraArgs:
+        """`init` and `update` as an Optax transformation that takes extra arguments."""
+        return optax.GradientTransformationExtraArgs(init=self.init, update=self.update)
+
+    def state_specs(self, state: MultiStepsState) -> MultiStepsState:
+        """A `PartitionSpec` per leaf of a state made by `init(params, replicas=...)`.
+
+        For `in_specs` and `out_specs` of `jax.shard_map`: the accumulators of each replica
+        are its own, everything else is the same on all.
+        """
+        own, same = PartitionSpec(self._axes), PartitionSpec()
+
+        def every(tree: Tree, spec: Any) -> Tree:
+            return jax.tree.map(lambda _: spec, tree)
+
+        return every(state, same)._replace(
+            acc_grads=every(state.acc_grads, own),
+            compensation=every(state.compensation, own),
+            group=every(state.group, own)._replace(k=same),
+        )
+
+    def _k(self, gradient_step: jax.Array) -> jax.Array:
+        return as_k(self._every_k_schedule(gradient_step))
+
+    def _enter(
+        self,
+        grads: Tree,
+        state: MultiStepsState,
+        params: Tree | None,
+        weight: Any,
+        examples: Any,
+        flush: Any,
+        microbatches: Any,
+    ) -> _Call:
+        """Takes the microbatch into the open group, and sees whether that fills it."""
+        flush = check_flag(flush, "flush")
+        w = None if weight is None else check_weight(weight)
+        _replicas.require_bound(self._axes)
+        own = unstacked(state) if self._axes and is_stacked(state) else state
+        keeps = not is_empty(own.acc_grads)
+
+        skip: Any = grads is None
+        skip_state = state.skip_state
+        if grads is not None:
+            grads = self._checked(grads, own, params)
+            if self._should_skip_update_fn is not None:
+                skip, skip_state = self._should_skip_update_fn(grads, state.gradient_step, params)
+                skip = check_flag(skip, "the first result of should_skip_update_fn")
+        if skip is not False:  # what is rejected weighs nothing
+            w = jnp.where(skip, 0, jnp.ones_like(own.group.weight) if w is None else w)
+
+        first = own.mini_step == 0
+
+        def so_far(x: jax.Array) -> jax.Array:
+            return jnp.where(first, jnp.zeros_like(x), x)
+
+        seen = _counts.seen_in(microbatches, examples, weight)
+        k = self._k(state.gradient_step)
+        group = own.group._replace(
+            weight=so_far(own.group.weight)
+            + (1 if w is None else w.astype(own.group.weight.dtype)),
+            seen=_counts.add(so_far(own.group.seen), jnp.where(skip, jnp.zeros_like(seen), seen)),
+            k=jnp.where(first, k, jnp.minimum(own.group.k, k)),
+        )
+        mini_step = own.mini_step + 1 - jnp.asarray(skip, jnp.int32)
+        full = mini_step >= group.k if keeps or skip is not False else True
+        new = own._replace(mini_step=mini_step, skip_state=skip_state, group=group)
+
+        divides = self._use_grad_mean
+        if keeps and grads is not None:
+            acc, comp = accumulator.add(
+                own.acc_grads, own.compensation, grads, w, self._scale, first
+            )
+            new = new._replace(acc_grads=acc, compensation=comp)
+        like = next(
+            (t for t in (grads, params, new.acc_grads) if not is_empty(t) and t is not None), ()
+        )
+        if keeps:
+            sums = new.acc_grads
+        elif grads is None:
+            sums = accumulator.zeros_like(like, floor=self._floor)
+        elif self._scale and self._use_grad_mean and not self._axes:
+            sums, divides = grads, False  # a group of one: w * g / w is g, bit for bit
+        else:
+            sums = accumulator.contributions(grads, w, self._scale, self._floor)
+        return _Call(
+            state, new, like, params, sums, divides, full, flush, may_be_empty=w is not None
+        )
+
+    def _checked(self, grads: Tree, own: MultiStepsState, params: Tree | None) -> Tree:
+        """The gradients as arrays, if they may be added."""
+        if not is_empty(own.acc_grads):
+            accumulator.require_gradients(grads, own.acc_grads, "the accumulator")
+            accumulator.require_width(grads, own.acc_grads)
+        else:
+            accumulator.require_gradients(grads, grads if params is None else params, "params")
+        if _replicas.is_tracked(self._axes):
+            _replicas.require_varying(grads, self._axes, "updates")
+        return jax.tree.map(jnp.asarray, grads)
+
+    def _leave(
+        self,
+        call: _Call,
+        attempt: Callable[[Tree, Any, Tree | None], tuple[Tree, Any]],
+        hold: Callable[[Tree | None], Tree],
+    ) -> tuple[Tree, MultiStepsState]:
+        """Ends the group if this call fills it: reduce, normalise, update, count; in this order.
+
+        What a branch may change it gets as an operand, and the branch that changes
+        nothing is the one taken when the predicate is false: with the two swapped,
+        XLA copied parameters and inner state (3 trees with Adam) in every call.
+        """
+        no = jnp.zeros((), bool)
+        group = call.state.group
+        operands = (call.params, call.before.inner_opt_state, call.before.counts)
+
+        def stay(sums: Tree, params: Tree | None, inner: Any, counts: Any) -> Any:
+            return hold(params), inner, counts, no
+
+        def close(sums: Tree, params: Tree | None, inner: Any, counts: Any) -> Any:
+            weight, seen = group.weight, group.seen
+            if self._axes:
+                sums, weight = jax.lax.psum((sums, weight), self._axes)
+                seen = _counts.psum(seen, self._axes)
+
+            def empty(sums: Tree, params: Tree | None, inner: Any) -> Any:
+                return hold(params), inner, _counts.Outcome(no, no, ~no)
+
+            def tried(sums: Tree, params: Tree | None, inner: Any) -> Any:
+                mean = accumulator.scaled(sums, 1 / weight) if call.divides else sums
+                mean = accumulator.cast_for_inner(mean, call.like, params)
+                out, new_inner = attempt(mean, inner, params)
+                new_inner = jax.tree.map(accumulator.as_dtype_of, new_inner, inner)
+                return out, new_inner, _counts.outcome(inner, new_inner)
+
+            if call.may_be_empty:
+                results = jax.lax.cond(weight != 0, tried, empty, sums, params, inner)
+            else:
+                results = tried(sums, params, inner)
+            out, inner, came_to = results
+            after = _counts.closed(counts, seen, came_to)
+            if call.flush is not False:  # flushing a group that holds nothing counts nothing
+                nothing = call.flush & (call.before.mini_step == 0) & (weight == 0)
+                after = jax.tree.map(lambda a, b: jnp.where(nothing, a, b), counts, after)
+            return out, inner, after, came_to.updated
+
+        ends = call.full if call.full is True else call.full | call.flush
+        if ends is True:
+            out, inner, counts, updated = close(call.sums, *operands)
+        else:
+            out, inner, counts, updated = jax.lax.cond(ends, close, stay, call.sums, *operands)
+        before = call.before
+        state = call.state._replace(
+            mini_step=jnp.where(ends, 0, call.state.mini_step),
+            gradient_step=jnp.where(
+                updated, optax.safe_increment(before.gradient_step), before.gradient_step
+            ),
+            inner_opt_state=inner,
+            counts=counts,
+            updated=updated,
+        )
+        return out, stacked(state) if is_stacked(before) else state
+
+
+class _Call(NamedTuple):
+    """One call of `MultiSteps`: the microbatch is in the group, the end is to be seen to."""
+
+    before: MultiStepsState
+    state: MultiStepsState
+    like: Tree
+    params: Tree | None
+    sums: Tree
+    divides: bool
+    full: bool | jax.Array
+    flush: bool | jax.Array
+    may_be_empty: bool
