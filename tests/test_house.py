@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import pytest
 from packaging.requirements import Requirement
 
+import jax_accum
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -42,9 +44,9 @@ def test_the_wheel_holds_both_packages_with_their_types_and_no_tests(wheel):
     assert f"{metadata}/licenses/LICENSE" in names
 
 
-def test_the_wheel_has_the_version_of_pyproject_and_the_console_script(wheel):
+def test_the_wheel_has_the_version_of_the_package_and_the_console_script(wheel):
     (prefix,) = {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
-    assert f"\nVersion: {PROJECT['version']}\n" in wheel.read(f"{prefix}/METADATA").decode()
+    assert f"\nVersion: {jax_accum.__version__}\n" in wheel.read(f"{prefix}/METADATA").decode()
     scripts = wheel.read(f"{prefix}/entry_points.txt").decode()
     assert "jax-accum = jax_accum.cli:main" in scripts
 
