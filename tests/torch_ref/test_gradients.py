@@ -102,8 +102,9 @@ def test_the_first_parameter_with_a_nonfinite_gradient_is_named() -> None:
     assert first_nonfinite(two_layers([1.0, 2.0], [2.0, 4.0])) is None
 
 
-def test_arrays_are_copies_and_bfloat16_arrives_as_float32() -> None:
-    model = two_layers([1.0, 2.0], [2.0, 4.0], torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_arrays_are_float32_copies_that_later_updates_do_not_change(dtype) -> None:
+    model = two_layers([1.0, 2.0], [2.0, 4.0], dtype)
     weights, grads = parameters(model), gradients(model)
     with torch.no_grad():
         model["a"].add_(1)

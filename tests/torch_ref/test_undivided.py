@@ -42,6 +42,18 @@ def test_it_computes_in_float64_and_leaves_the_model_and_its_gradient_alone(dot,
     assert undivided(model, dot_loss, batch, dtype=None).gradients["w"].dtype == np.float32
 
 
+def test_floating_data_is_converted_with_the_model_and_integers_are_not() -> None:
+    seen = []
+
+    def loss_fn(model, batch):
+        x, label = batch
+        seen.append((x.dtype, label.dtype))
+        return Weighted(model(x)[label].sum(), torch.tensor(1))
+
+    undivided(nn.Linear(1, 1), loss_fn, (torch.ones(2, 1), torch.tensor([1])))
+    assert seen == [(torch.float64, torch.int64)]
+
+
 def test_parameters_that_the_loss_does_not_reach_have_gradient_zero(dot, dot_loss) -> None:
     model = dot(1)
     model.unused = nn.Parameter(torch.ones(2))
