@@ -38,11 +38,14 @@ test: venv ## every test (those of JAX alone where PyTorch is not installed)
 test-jax: venv ## the tests that need JAX alone
 	@$(pytest) tests jax_accum $(jax_only) $(ARGS)
 
-lint: venv ## ruff, its formatter, mypy
-	$(python) -m ruff check .
-	$(python) -m ruff format --check .
-	@if $(with_torch); then echo $(python) -m mypy; $(python) -m mypy; else \
-	  echo "== left out: mypy, which needs PyTorch (pinned for Python 3.11)"; fi
+lint: venv ## ruff, its formatter, mypy: all three, whatever the first one finds
+	@status=0; \
+	run() { echo "== $$*"; "$$@" || status=1; }; \
+	run $(python) -m ruff check .; \
+	run $(python) -m ruff format --check .; \
+	if $(with_torch); then run $(python) -m mypy; else \
+	  echo "== left out: mypy, which needs PyTorch (pinned for Python 3.11)"; fi; \
+	exit $$status
 
 format: venv ## rewrite the files as ruff wants them
 	$(python) -m ruff check --fix .

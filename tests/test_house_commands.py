@@ -9,11 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # What the scripts need besides Python; PATH has these alone, and so no real Python.
-TOOLS = ["awk", "cat", "cksum", "cp", "dirname", "env", "grep", "head", "kill", "ln", "make"]
-TOOLS += ["mkdir", "readlink", "rm", "sh", "sleep", "touch"]
+TOOLS = ["awk", "bash", "cat", "cksum", "cp", "date", "dirname", "env", "grep", "head", "kill"]
+TOOLS += ["ln", "make", "mkdir", "readlink", "rm", "sh", "sleep", "timeout", "touch"]
 
 # Answers as Python does to what the scripts ask of it. `-m venv` puts a copy of itself into the
-# environment; `-m pip` writes down its arguments, and fails as BROKEN says.
+# environment; `-m pip` writes down its arguments, and fails as BROKEN says. Anything else is a tool
+# that is run, and ends with TOOL_STATUS.
 PYTHON = """\
 #!/bin/sh
 version={version}
@@ -27,7 +28,7 @@ case "$*" in
             killed) kill -9 $PPID ;;
             failed) exit 1 ;;
         esac ;;
-    *) echo "unexpected: $*" >>"$LOG"; exit 9 ;;
+    *) echo "ran: $*" >>"$LOG"; exit "${{TOOL_STATUS:-9}}" ;;
 esac
 """
 
@@ -44,7 +45,8 @@ class House:
         self.log.touch()
         for tool in TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool))
-        shutil.copytree(ROOT / "scripts", self.root / "scripts")
+        for name in (".ci", "scripts"):
+            shutil.copytree(ROOT / name, self.root / name)
         for name in ("Makefile", "constraints.txt", "pyproject.toml"):
             shutil.copy(ROOT / name, self.root)
 
@@ -240,7 +242,7 @@ def test_the_tests_of_jax_alone_run_where_pytorch_is_left_out(house):
     house.python("python3", "3.13")
     done = house.run("make", "test")
     assert "the tests of JAX alone" in done.stdout
-    (command,) = [line for line in house.calls() if line.startswith("unexpected: -m pytest")]
+    (command,) = [line for line in house.calls() if line.startswith("ran: -m pytest")]
     assert "--ignore=tests/torch_ref --ignore=tests/crosscheck" in command
     assert done.returncode == 2
     assert os.access(house.venv / "bin" / "python", os.X_OK)
@@ -252,3 +254,41 @@ def test_make_alone_lists_every_command(house):
         *("help", "venv", "crosscheck", "test", "test-jax", "lint", "format", "bench", "docs"),
         "clean",
     }
+
+
+def test_lint_runs_all_its_tools_and_fails_when_one_does(house):
+    house.python("python3", "3.11")
+    done = house.run("make", "lint")  # the stand-in fails whatever it is asked to lint
+    assert done.returncode == 2
+    ran = [line.split()[2] for line in house.calls() if line.startswith("ran: -m ")]
+    assert ran == ["ruff", "ruff", "mypy"]
+
+
+def test_ci_stops_at_what_fails_and_says_what_it_was(house):
+    house.python("python3", "3.11")
+    done = house.run(".ci/run", TOOL_STATUS="1")
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[-1] == "==> FAILED with exit status 2: make lint"
+    assert not any("pytest" in line for line in house.calls())
+
+
+def test_ci_runs_lint_and_tests_and_says_what_it_left_out(house):
+    house.python("python3", "3.11")
+    done = house.run(".ci/run", TOOL_STATUS="0")
+    assert done.returncode == 0
+    assert "Left out: Python 3.13" in done.stdout.splitlines()[-1]
+    tools = [line.split()[2] for line in house.calls() if line.startswith("ran: -m ")]
+    assert tools == ["ruff", "ruff", "mypy", "pytest"]
+
+
+def test_ci_runs_the_tests_of_jax_alone_on_3_13_in_an_environment_of_its_own(house):
+    house.python("python3", "3.11")
+    house.python("python3.13", "3.13")
+    done = house.run(".ci/run", TOOL_STATUS="0")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1].endswith("the tests of JAX alone on Python 3.13")
+    calls = house.calls()
+    assert calls.count("venv") == 2
+    assert "--editable .[checkpoint,dev]" in calls[-2]
+    assert "--ignore=tests/torch_ref" in calls[-1]
+    assert (house.root / ".venv-py313" / "complete").exists()
