@@ -1,0 +1,243 @@
+"""The ``jax-accum`` command: argument parsing, exit statuses, one-line errors.
+
+Exit statuses: 0 equal, 1 differ, 2 bad input (one line on stderr), 130 interrupted. Nothing heavy
+is imported until a command needs it, so that ``--help`` is quick.
+"""
+
+# No postponed annotations here: typer reads them, and inside a function it could not find its own.
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+if TYPE_CHECKING:
+    import typer
+
+INSTALL = "pip install 'jax-accum[crosscheck]'"
+BAD_INPUT = 2
+INTERRUPTED = 130
+# Options that take several values at once: `--text a.txt b.txt` is `--text a.txt --text b.txt`.
+SEVERAL = ("--text", "--case", "--microbatches")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+      arguments: without the program's name; those of the process by default.
+
+    Returns:
+      the exit status.
+    """
+    if importlib.util.find_spec("typer") is None:
+        return _fail(f"the command line needs typer, which is not installed: {INSTALL}")
+    import typer
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = typer.main.get_command(make_app())
+    try:
+        status = command.main(spread(given), prog_name="jax-accum", standalone_mode=False)
+    except typer.Abort:
+        return INTERRUPTED
+    except Exception as error:
+        # Typer carries a Click of its own and does not export the error of a wrong option.
+        describe = getattr(error, "format_message", None)
+        if describe is None:
+            raise
+        return _fail(_one_line(describe()) + " (--help shows the options)")
+    return status if isinstance(status, int) else 0
+
+
+def make_app() -> "typer.Typer":
+    """The commands, as a Typer application."""
+    import typer
+
+    app = typer.Typer(
+        name="jax-accum",
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        help="Gradient accumulation for JAX, shown to be right against PyTorch.",
+    )
+
+    def show_version(wanted: bool) -> None:
+        if wanted:
+            from jax_accum import __version__
+
+            typer.echo(f"jax-accum {__version__}")
+            raise typer.Exit
+
+    @app.callback()
+    def root(
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version", callback=show_version, is_eager=True, help="Show the version."
+            ),
+        ] = False,
+    ) -> None:
+        del version
+
+    @app.command()
+    def crosscheck(
+        text: Annotated[
+            list[Path] | None,
+            typer.Option(
+                metavar="FILE...",
+                help="Plain text, gzip or not: a paragraph of one file, or each of several files, "
+                "is a document. By default, Python's own help topics.",
+            ),
+        ] = None,
+        jsonl: Annotated[
+            Path | None, typer.Option(metavar="FILE", help="JSON Lines: a document a line.")
+        ] = None,
+        field: Annotated[
+            str | None, typer.Option(metavar="NAME", help="The field of --jsonl with the text.")
+        ] = None,
+        case: Annotated[
+            list[str] | None,
+            typer.Option(metavar="NAME...", help="Only these cases (see --list)."),
+        ] = None,
+        microbatches: Annotated[
+            list[int] | None,
+            typer.Option(
+                metavar="A...", help="Cut groups into A microbatches, instead of 1, 4 and 8."
+            ),
+        ] = None,
+        list_: Annotated[bool, typer.Option("--list", help="List cases and faults, run none.")] = (
+            False
+        ),
+        plant: Annotated[
+            str | None,
+            typer.Option(metavar="FAULT", help="Run the JAX side with a known fault (see --list)."),
+        ] = None,
+        report: Annotated[
+            Path, typer.Option(metavar="DIR", help="Folder that the report is written to.")
+        ] = Path("crosscheck-report"),
+        updates: Annotated[
+            int | None, typer.Option(metavar="N", help="Optimizer updates of each run, 6.")
+        ] = None,
+        seed: Annotated[
+            int, typer.Option(metavar="N", help="Of the weights and the order of the examples.")
+        ] = 0,
+    ) -> None:
+        """Train the same model on the same text in JAX and in PyTorch, and compare.
+
+        Exit status 0: equal, 1: they differ, 2: bad input, 130: interrupted.
+        """
+        from jax_accum.crosscheck.errors import InputError
+
+        try:
+            status = _crosscheck(
+                text=text or [],
+                jsonl=jsonl,
+                field=field,
+                names=case or [],
+                accumulations=microbatches,
+                listing=list_,
+                plant=plant,
+                folder=report,
+                updates=updates,
+                seed=seed,
+            )
+        except InputError as error:
+            status = _fail(_one_line(str(error)))
+        raise typer.Exit(status)
+
+    return app
+
+
+def spread(arguments: Sequence[str]) -> list[str]:
+    """Repeats the options of `SEVERAL` before each value that follows them.
+
+    >>> spread(["crosscheck", "--text", "a", "b", "--seed", "1"])
+    ['crosscheck', '--text', 'a', '--text', 'b', '--seed', '1']
+    """
+    result: list[str] = []
+    option: str | None = None
+    values = 0
+    for argument in arguments:
+        if argument.startswith("-") and argument != "-":
+            option, values = (argument if argument in SEVERAL else None), 0
+            result.append(argument)
+            continue
+        if option is not None and values:
+            result.append(option)
+        result.append(argument)
+        values += 1
+    return result
+
+
+def _crosscheck(
+    *,
+    text: list[Path],
+    jsonl: Path | None,
+    field: str | None,
+    names: list[str],
+    accumulations: list[int] | None,
+    listing: bool,
+    plant: str | None,
+    folder: Path,
+    updates: int | None,
+    seed: int,
+) -> int:
+    """Checks all input before anything slow is imported, then hands over to the terminal."""
+    from jax_accum.crosscheck import cases, corpus, faults
+    from jax_accum.crosscheck.errors import InputError
+
+    matrix = cases.make_matrix(accumulations or cases.ACCUMULATIONS)
+    fault = None if plant is None else faults.find_fault(plant)
+    chosen = cases.select(matrix, names)
+    if fault is not None and not names:
+        chosen = [case for case in chosen if fault.shows_in(case)]
+        if not chosen:
+            raise InputError(f"--plant {plant} cannot show in any case with these --microbatches")
+    if listing:
+        _need("rich", "--list")
+        from jax_accum.crosscheck import terminal
+
+        terminal.show_list(chosen, list(faults.FAULTS.values()))
+        return 0
+    updates = cases.UPDATES if updates is None else updates
+    if not 1 <= updates <= cases.MAX_UPDATES:
+        raise InputError(f"--updates must be from 1 to {cases.MAX_UPDATES}, got {updates}")
+    if not 0 <= seed < 2**63:
+        raise InputError(f"--seed must be from 0 to 2^63 - 1, got {seed}")
+    documents, source = corpus.choose(text, jsonl, field)
+    for package, label in (
+        ("torch", "PyTorch"),
+        ("flax", "Flax"),
+        ("rich", "rich"),
+        ("matplotlib", "matplotlib"),
+    ):
+        _need(package, label)
+    from jax_accum.crosscheck import report, terminal
+
+    report.check_folder(folder)
+    command = ["crosscheck"]
+    command += [part for path in text for part in ("--text", str(path))]
+    command += ["--jsonl", str(jsonl), "--field", str(field)] if jsonl is not None else []
+    command += [part for name in names for part in ("--case", name)]
+    command += [part for count in accumulations or [] for part in ("--microbatches", str(count))]
+    command += ["--plant", plant] if plant is not None else []
+    command += ["--updates", str(updates)] if updates != cases.UPDATES else []
+    command += ["--seed", str(seed)] if seed else []
+    return terminal.run(documents, source, chosen, updates, seed, fault, folder, command)
+
+
+def _need(package: str, label: str) -> None:
+    from jax_accum.crosscheck.errors import InputError
+
+    if importlib.util.find_spec(package) is None:
+        raise InputError(f"{label} is not installed: {INSTALL}")
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())
+
+
+def _fail(message: Any) -> int:
+    print(f"jax-accum: {message}", file=sys.stderr)  # noqa: T201
+    return BAD_INPUT

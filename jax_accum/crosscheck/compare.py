@@ -1,0 +1,272 @@
+"""The judgement: how far each quantity is off, how far rounding lets it be, in chronological order.
+
+The rule. "The same" is judged against a float64 run of the undivided batch in the same framework.
+In float32, the accumulated run may be `FACTOR` times as far from it as that framework's own
+undivided float32 run is. In float64 nothing more exact is at hand, and the two frameworks and
+their undivided runs must agree to `FLOAT64_AGREEMENT`. `TOLERANCES` holds every number and why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jax_accum.crosscheck.maps import Arrays
+from jax_accum.crosscheck.trace import COUNTERS, Trace, tree_norm
+
+FACTOR = 4.0
+FLOAT32_ROUNDING = 2.0**-24
+FLOAT64_ROUNDING = 2.0**-53
+SCALAR_ULPS = 4.0
+FLOAT64_AGREEMENT = 1e-12
+SMALL_PARAMETER = 2.0**-10
+
+UNDIVIDED = "JAX vs PyTorch, undivided float64"
+
+TOLERANCES: dict[str, tuple[float, str]] = {
+    "FACTOR": (
+        FACTOR,
+        "an accumulated run adds the same numbers in another order; its error is of the size of "
+        "the undivided run's, and four times it leaves room for chance but for no mistake",
+    ),
+    "FLOAT32_ROUNDING": (
+        FLOAT32_ROUNDING,
+        "half a unit in the last place: no float32 tree can be expected nearer to a float64 one, "
+        "so where an undivided run happens to be nearer, this stands for its error",
+    ),
+    "FLOAT64_ROUNDING": (FLOAT64_ROUNDING, "the same for float64"),
+    "SCALAR_ULPS": (
+        SCALAR_ULPS,
+        "a loss or a norm is one number, not thousands whose errors average out: by luck the "
+        "undivided one can be exact, so a few roundings always count as its error",
+    ),
+    "FLOAT64_AGREEMENT": (
+        FLOAT64_AGREEMENT,
+        "some ten thousand roundings of float64, and a millionth of the error of one float32 "
+        "rounding: no mistake in the arithmetic of a loss is that small",
+    ),
+    "SMALL_PARAMETER": (
+        SMALL_PARAMETER,
+        "a parameter whose gradient is less than this share of the tree's, such as the bias of "
+        "the attention keys, whose gradient is 0 in exact arithmetic, holds little but rounding "
+        "of larger numbers: it is measured against this share of the tree's norm",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One quantity held against what it should be.
+
+    Args:
+      quantity: ``loss``, ``gradient``, ``gradient norm``, ``parameters`` or ``counter NAME``.
+      side: whose it is: ``JAX``, ``PyTorch`` (each against its own undivided float64 run),
+        ``JAX vs PyTorch``, or `UNDIVIDED`: the two models before any accumulation.
+      update: the update it belongs to, from 1; 0 for totals of the run.
+      error: relative distance (L2 over a tree); for a counter, how many it is off.
+      allowed: largest error that passes.
+      parameter: the JAX path, where one parameter alone is meant.
+    """
+
+    quantity: str
+    side: str
+    update: int
+    error: float
+    allowed: float
+    parameter: str | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Error as a multiple of what is allowed: above 1 the two differ, NaN counts as inf."""
+        if not math.isfinite(self.error):
+            return math.inf
+        if self.allowed == 0:
+            return math.inf if self.error else 0.0
+        return self.error / self.allowed
+
+    @property
+    def passed(self) -> bool:
+        """Whether rounding, or exact equality for a counter, explains the error."""
+        return self.ratio <= 1
+
+    @property
+    def place(self) -> str:
+        """The quantity in words: which, of which parameter, at which update, on which side."""
+        name = self.quantity + (f" of {self.parameter}" if self.parameter else "")
+        when = f" at update {self.update}" if self.update else ""
+        return f"{name}{when} ({self.side})"
+
+
+@dataclass(frozen=True)
+class References:
+    """Undivided runs of one framework on the same groups, in float32 and in float64."""
+
+    float32: Trace
+    float64: Trace
+
+
+def judge(
+    dtype: str,
+    jax: Trace,
+    torch: Trace,
+    jax_references: References,
+    torch_references: References,
+    counters: dict[str, int],
+) -> list[Finding]:
+    """Compares two accumulated runs of the same examples, each with its own references.
+
+    Args:
+      dtype: ``float32`` or ``float64``, of the accumulated runs.
+      jax: the accumulated run of JAX.
+      torch: the accumulated run of PyTorch.
+      jax_references: undivided runs of JAX on the same groups.
+      torch_references: undivided runs of PyTorch on the same groups.
+      counters: totals that both must show.
+
+    Returns:
+      findings in the order in which a run produces the quantities, so that the first that
+      failed is where the runs parted.
+    """
+    findings: list[Finding] = []
+    sides = (("JAX", jax, jax_references), ("PyTorch", torch, torch_references))
+    allowed = {name: _allow(dtype, refs) for name, _, refs in sides}
+    both = _allow_both(dtype, allowed["JAX"], allowed["PyTorch"])
+    updates = range(len(jax_references.float64.losses))
+    if dtype != "float64":
+        # Whether the two models are the same function at all, before anything is accumulated.
+        exact = _allow_both("float64", *(_allow("float64", refs) for _, _, refs in sides))
+        for index in updates:
+            whole = jax_references.float64, torch_references.float64
+            findings += _hold(UNDIVIDED, index, *whole, exact)
+    for index in updates:
+        for name, trace, refs in sides:
+            findings += _hold(name, index, trace, refs.float64, allowed[name])
+        findings += _hold("JAX vs PyTorch", index, jax, torch, both)
+    for name, trace, _ in sides:
+        for counter in COUNTERS:
+            off = abs(trace.counters.get(counter, 0) - counters[counter])
+            findings.append(Finding(f"counter {counter}", name, 0, float(off), 0.0))
+    return findings
+
+
+def first_failure(findings: list[Finding]) -> Finding | None:
+    """The first quantity, in the order of the run, that left its tolerance."""
+    return next((finding for finding in findings if not finding.passed), None)
+
+
+def worst(findings: list[Finding]) -> Finding:
+    """The quantity that is furthest out, or nearest to its tolerance where all passed."""
+    return max(findings, key=lambda finding: finding.ratio)
+
+
+def distance(got: Arrays, want: Arrays) -> float:
+    """Relative L2 distance over a tree: ``|got - want| / |want|``, summed in float64.
+
+    >>> distance({"a": np.array([3.0, 4.5])}, {"a": np.array([3.0, 4.0])})
+    0.1
+    """
+    return _ratio(tree_norm(_difference(got, want)), tree_norm(want))
+
+
+def parameter_distances(got: Arrays, want: Arrays) -> dict[str, float]:
+    """Relative L2 distance by parameter; small parameters are measured as `TOLERANCES` says."""
+    floor = SMALL_PARAMETER * tree_norm(want)
+    apart = _difference(got, want)
+    return {
+        path: _ratio(tree_norm({path: apart[path]}), max(tree_norm({path: want[path]}), floor))
+        for path in want
+    }
+
+
+@dataclass(frozen=True)
+class _Allowed:
+    """Largest errors that pass: of scalars and parameters by update, of the first gradient."""
+
+    loss: list[float]
+    norm: list[float]
+    parameters: list[float]
+    gradient: float
+    by_parameter: dict[str, float]
+
+
+def _allow(dtype: str, refs: References) -> _Allowed:
+    """What one side may be off by, from its own undivided runs."""
+    low, high = refs.float32, refs.float64
+    updates = range(len(high.losses))
+    moved = [distance(low.parameters[i], high.parameters[i]) for i in updates]
+    if dtype == "float64":
+        # Rounding propagates through the updates as it does in float32, from a smaller start.
+        finer = FLOAT64_ROUNDING / FLOAT32_ROUNDING
+        agreement = [FLOAT64_AGREEMENT for _ in updates]
+        return _Allowed(
+            agreement,
+            agreement,
+            [FACTOR * max(finer * error, FLOAT64_ROUNDING) for error in _running_max(moved)],
+            FLOAT64_AGREEMENT,
+            dict.fromkeys(high.gradient, FLOAT64_AGREEMENT),
+        )
+    scalar_floor = SCALAR_ULPS * FLOAT32_ROUNDING
+    per_parameter = parameter_distances(low.gradient, high.gradient)
+    return _Allowed(
+        [FACTOR * max(e, scalar_floor) for e in _running_max(_errors(low.losses, high.losses))],
+        [FACTOR * max(e, scalar_floor) for e in _running_max(_errors(low.norms, high.norms))],
+        [FACTOR * max(error, FLOAT32_ROUNDING) for error in _running_max(moved)],
+        FACTOR * max(distance(low.gradient, high.gradient), FLOAT32_ROUNDING),
+        {p: FACTOR * max(error, FLOAT32_ROUNDING) for p, error in per_parameter.items()},
+    )
+
+
+def _allow_both(dtype: str, one: _Allowed, other: _Allowed) -> _Allowed:
+    """What two sides may be apart: as far as each may be from the truth, added up."""
+
+    def add(a: list[float], b: list[float]) -> list[float]:
+        return [x + y for x, y in zip(a, b, strict=True)]
+
+    parameters = add(one.parameters, other.parameters)
+    if dtype == "float64":
+        return _Allowed(one.loss, one.norm, parameters, one.gradient, one.by_parameter)
+    return _Allowed(
+        add(one.loss, other.loss),
+        add(one.norm, other.norm),
+        parameters,
+        one.gradient + other.gradient,
+        {path: one.by_parameter[path] + other.by_parameter[path] for path in one.by_parameter},
+    )
+
+
+def _hold(side: str, index: int, got: Trace, want: Trace, allowed: _Allowed) -> Iterator[Finding]:
+    """The findings of one update on one side, in the order in which they arise."""
+    update = index + 1
+    loss = _errors(got.losses, want.losses)[index]
+    yield Finding("loss", side, update, loss, allowed.loss[index])
+    if index == 0:
+        error = distance(got.gradient, want.gradient)
+        yield Finding("gradient", side, update, error, allowed.gradient)
+        for path, error in parameter_distances(got.gradient, want.gradient).items():
+            yield Finding("gradient", side, update, error, allowed.by_parameter[path], path)
+    norm = _errors(got.norms, want.norms)[index]
+    yield Finding("gradient norm", side, update, norm, allowed.norm[index])
+    moved = distance(got.parameters[index], want.parameters[index])
+    yield Finding("parameters", side, update, moved, allowed.parameters[index])
+
+
+def _errors(got: list[float], want: list[float]) -> list[float]:
+    return [_ratio(abs(a - b), abs(b)) for a, b in zip(got, want, strict=True)]
+
+
+def _running_max(errors: list[float]) -> list[float]:
+    """Rounding errors only gather: an update at which they cancel says nothing of the next."""
+    return [max(errors[: i + 1]) for i in range(len(errors))]
+
+
+def _difference(got: Arrays, want: Arrays) -> Arrays:
+    return {p: np.asarray(got[p], np.float64) - np.asarray(want[p], np.float64) for p in want}
+
+
+def _ratio(error: float, size: float) -> float:
+    if math.isnan(error):
+        return math.nan
+    return error / size if size else (0.0 if error == 0 else math.inf)

@@ -1,0 +1,300 @@
+"""The JAX side: the library's two ways to accumulate, and the undivided runs they are judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jax_accum as ja
+from jax_accum.crosscheck import recipe
+from jax_accum.crosscheck.data import Group, pad
+from jax_accum.crosscheck.gpt import GPT, GPTSizes
+from jax_accum.crosscheck.maps import Arrays, flatten, unflatten
+from jax_accum.crosscheck.trace import Trace
+
+Batch = dict[str, Any]
+Tree = Any
+LossFn = Callable[[Tree, Batch], ja.Weighted]
+
+
+class Seen(NamedTuple):
+    """What one update showed: loss of its group, gradient norm, the gradient itself (a tree)."""
+
+    loss: Any
+    norm: Any
+    gradient: Tree
+
+
+class Loop(Protocol):
+    """A way to train: the library's, or a planted fault's."""
+
+    def start(self, params: Tree) -> Tree:
+        """State for these parameters."""
+
+    def update(self, params: Tree, state: Tree, group: Group) -> tuple[Tree, Tree, Seen]:
+        """Trains on one group. ``params`` and ``state`` may be donated."""
+
+    def counters(self, state: Tree) -> dict[str, int]:
+        """Totals so far."""
+
+
+class TapState(NamedTuple):
+    """The last gradient that went through a `tap`."""
+
+    gradient: Tree
+
+
+def tap() -> optax.GradientTransformation:
+    """Lets gradients through and keeps the last: what the inner optimizer was really given."""
+
+    def update(updates: Tree, state: TapState, params: Tree = None) -> tuple[Tree, TapState]:
+        del state, params
+        return updates, TapState(updates)
+
+    return optax.GradientTransformation(lambda p: TapState(jax.tree.map(jnp.zeros_like, p)), update)
+
+
+def tapped(state: Tree) -> Tree:
+    """The gradient that a `tap` anywhere in an optimizer state holds."""
+    found = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, TapState))
+    return next(node.gradient for node in found if isinstance(node, TapState))
+
+
+def logits_function(sizes: GPTSizes) -> Callable[[Tree, Any], jax.Array]:
+    """The model as a pure function: ``(params, tokens [B, T]) -> logits [B, T, V]``."""
+    model = GPT(sizes)
+
+    def logits(params: Tree, tokens_BxT: Any) -> jax.Array:
+        return jnp.asarray(model.apply({"params": params}, tokens_BxT))
+
+    return logits
+
+
+@cache
+def loss_function(sizes: GPTSizes) -> LossFn:
+    """The loss that the ways differentiate: summed cross entropy, and the supervised tokens."""
+    logits = logits_function(sizes)
+
+    def loss(params: Tree, batch: Batch) -> ja.Weighted:
+        tokens_BxT = batch["tokens"]
+        return ja.losses.next_token_cross_entropy(
+            logits(params, tokens_BxT), tokens_BxT, mask=batch["mask"]
+        )
+
+    return loss
+
+
+@dataclass(frozen=True)
+class JaxRecipe:
+    """Loss and optimizer of a run. Hashable: equal recipes share what they compile.
+
+    Args:
+      sizes: of the model.
+      optimizer: ``sgd`` or ``adamw``.
+    """
+
+    sizes: GPTSizes
+    optimizer: str
+
+    @property
+    def loss(self) -> LossFn:
+        """The loss of a microbatch."""
+        return loss_function(self.sizes)
+
+    def schedule(self, count: Any) -> Any:
+        """Learning rate at an update (a traced int32, from 0)."""
+        if self.optimizer == "sgd":
+            return recipe.SGD_LEARNING_RATE
+        # count + 1.0, not + 1: an int32 divided by an int is float32 even in 64-bit mode.
+        share = jnp.minimum(1.0, (count + 1.0) / recipe.WARMUP_UPDATES)
+        return recipe.ADAMW_LEARNING_RATE * share
+
+    def direction(self, clip: bool = True, decay: bool = True) -> optax.GradientTransformation:
+        """Everything but the learning rate: clipping, Adam, decoupled weight decay."""
+        if self.optimizer == "sgd":
+            return optax.identity()
+        b1, b2 = recipe.ADAMW_BETAS
+        parts = [optax.scale_by_adam(b1, b2, eps=recipe.ADAMW_EPS)]
+        if clip:
+            parts.insert(0, optax.clip_by_global_norm(recipe.CLIP_NORM))
+        if decay:
+            parts.append(optax.add_decayed_weights(recipe.WEIGHT_DECAY))
+        return optax.chain(*parts)
+
+    def inner(self) -> optax.GradientTransformation:
+        """The optimizer that a group's gradient is given to, once."""
+        rate = optax.scale_by_learning_rate(self.schedule)
+        return optax.chain(tap(), self.direction(), rate)
+
+
+@cache
+def mean_gradient(loss: LossFn) -> Callable[..., Any]:
+    """Jitted: ``((mean loss, weight), gradient of the mean loss)`` of one microbatch."""
+
+    def mean(params: Tree, batch: Batch) -> tuple[Any, Any]:
+        term = loss(params, batch)
+        return term.total / term.weight, term.weight
+
+    return jax.jit(jax.value_and_grad(mean, has_aux=True))
+
+
+@cache
+def apply_inner(recipe: JaxRecipe) -> Callable[..., Any]:
+    """Jitted: one update of the inner optimizer; returns parameters and state."""
+    inner = recipe.inner()
+
+    @jax.jit
+    def apply(params: Tree, state: Tree, gradient: Tree) -> tuple[Tree, Tree]:
+        updates, state = inner.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return apply
+
+
+@dataclass
+class Undivided:
+    """Whole batches: nothing of the library but its loss. What the ways are judged by."""
+
+    recipe: JaxRecipe
+    rows: int
+
+    def start(self, params: Tree) -> Tree:
+        """State of the inner optimizer."""
+        return self.recipe.inner().init(params)
+
+    def update(self, params: Tree, state: Tree, group: Group) -> tuple[Tree, Tree, Seen]:
+        """One gradient of the whole group, one update."""
+        batch = pad(group.examples, self.rows)
+        (loss, _), gradient = mean_gradient(self.recipe.loss)(params, batch)
+        params, state = apply_inner(self.recipe)(params, state, gradient)
+        return params, state, Seen(loss, optax.tree.norm(gradient), gradient)
+
+    def counters(self, state: Tree) -> dict[str, int]:
+        """Nothing is counted."""
+        del state
+        return {}
+
+
+@dataclass
+class AcrossCalls:
+    """`ja.MultiSteps`: a call per microbatch, the last of a ragged group with ``flush``."""
+
+    recipe: JaxRecipe
+    microbatches: int
+    microbatch_size: int
+    opt: ja.MultiSteps = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.opt = ja.MultiSteps(self.recipe.inner(), self.microbatches)
+        self._step = _across_calls(self.recipe, self.microbatches)
+
+    def start(self, params: Tree) -> Tree:
+        """State of the `MultiSteps`."""
+        return self.opt.init(params)
+
+    def update(self, params: Tree, state: Tree, group: Group) -> tuple[Tree, Tree, Seen]:
+        """As many calls as the group has microbatches."""
+        loss, weight = 0.0, 0.0
+        batches = list(group.microbatches(self.microbatch_size))
+        for i, batch in enumerate(batches):
+            (mean, tokens), gradient = mean_gradient(self.recipe.loss)(params, batch)
+            loss, weight = loss + mean * tokens, weight + tokens
+            examples = min(self.microbatch_size, len(group.examples) - i * self.microbatch_size)
+            flush = i == len(batches) - 1
+            params, state = self._step(params, state, gradient, tokens, examples, flush)
+        if not self.opt.has_updated(state):
+            raise AssertionError("the last microbatch of a group made no update")
+        gradient = tapped(state)
+        return params, state, Seen(loss / weight, optax.tree.norm(gradient), gradient)
+
+    def counters(self, state: Tree) -> dict[str, int]:
+        """As the library counts."""
+        return ja.counts(state)
+
+
+@cache
+def _across_calls(recipe: JaxRecipe, microbatches: int) -> Callable[..., Any]:
+    opt = ja.MultiSteps(recipe.inner(), microbatches)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(
+        params: Tree, state: Tree, gradient: Tree, tokens: Any, examples: Any, flush: Any
+    ) -> tuple[Tree, Tree]:
+        return opt.apply(gradient, state, params, weight=tokens, examples=examples, flush=flush)
+
+    return step
+
+
+@dataclass
+class InOneCall:
+    """`ja.make_train_step`: a call per update, the group's microbatches stacked in its batch."""
+
+    recipe: JaxRecipe
+    microbatches: int
+    microbatch_size: int
+
+    def start(self, params: Tree) -> Tree:
+        """State of the guarded inner optimizer."""
+        return ja.guard(self.recipe.inner()).init(params)
+
+    def update(self, params: Tree, state: Tree, group: Group) -> tuple[Tree, Tree, Seen]:
+        """One call; a ragged group is filled up with rows that weigh nothing."""
+        batch = pad(group.examples, self.microbatches * self.microbatch_size)
+        params, state, metrics = _in_one_call(self.recipe, self.microbatches)(params, state, batch)
+        return params, state, Seen(metrics["loss"], metrics["grad_norm"], tapped(state))
+
+    def counters(self, state: Tree) -> dict[str, int]:
+        """As the library counts."""
+        return ja.counts(state)
+
+
+@cache
+def _in_one_call(recipe: JaxRecipe, microbatches: int) -> Callable[..., Any]:
+    return ja.make_train_step(recipe.loss, ja.guard(recipe.inner()), microbatches)
+
+
+WAYS: dict[str, Callable[[JaxRecipe, int, int], Loop]] = {
+    "across": AcrossCalls,
+    "inone": InOneCall,
+}
+
+
+def run(loop: Loop, weights: Arrays, groups: Sequence[Group], dtype: str) -> Trace:
+    """Trains from the given weights, one update per group, in 64-bit mode for float64 alone.
+
+    Args:
+      loop: the way.
+      weights: initial weights by path, float64.
+      groups: the examples of each update.
+      dtype: ``float32`` or ``float64``, of parameters, activations and accumulators.
+
+    Returns:
+      `Trace` in NumPy.
+
+    Raises:
+      AssertionError: the parameters came out in another dtype.
+    """
+    trace = Trace()
+    with jax.enable_x64(dtype == "float64"):
+        params = unflatten({path: jnp.asarray(array, dtype) for path, array in weights.items()})
+        state = loop.start(params)
+        for group in groups:
+            params, state, seen = loop.update(params, state, group)
+            # Copies: the next update may write over what it is given.
+            after, gradient = _numpy(params), _numpy(seen.gradient)
+            if any(array.dtype != dtype for array in after.values()):
+                raise AssertionError(f"parameters of a {dtype} run left that dtype")
+            trace.add(float(seen.loss), float(seen.norm), gradient, after)
+        trace.counters = loop.counters(state)
+    return trace
+
+
+def _numpy(tree: Tree) -> Arrays:
+    return {path: np.array(leaf) for path, leaf in flatten(tree).items()}

@@ -1,0 +1,128 @@
+"""The report's pictures: how far each case is off, both sides' losses, where gradients differ."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from jax_accum.crosscheck.run import CaseResult
+
+JAX, TORCH, ALLOWED, EQUAL, DIFFER = "#1f5fa8", "#d9651a", "#6b6b6b", "#2e7d4f", "#b3261e"
+# Differences of exactly 0 have no place on a logarithmic axis; they are drawn here.
+SMALLEST = 1e-17
+
+
+def draw_all(results: Sequence[CaseResult]) -> dict[str, bytes]:
+    """PNGs by file name; none where nothing was compared."""
+    if not results:
+        return {}
+    figures = {
+        "cases.png": draw_cases(results),
+        "losses.png": draw_losses(representatives(results)),
+        "parameters.png": draw_parameters(representatives(results, by=("dtype",))),
+    }
+    return {name: _png(figure) for name, figure in figures.items()}
+
+
+def representatives(
+    results: Sequence[CaseResult], by: tuple[str, ...] = ("optimizer", "dtype")
+) -> list[CaseResult]:
+    """Of each kind of case the one that is furthest out, in the order of the matrix."""
+    chosen: dict[tuple[str, ...], CaseResult] = {}
+    for result in results:
+        key = tuple(getattr(result.case, name) for name in by)
+        if key not in chosen or result.worst.ratio > chosen[key].worst.ratio:
+            chosen[key] = result
+    return list(chosen.values())
+
+
+def draw_cases(results: Sequence[CaseResult]) -> Figure:
+    """Worst difference of each case, as a multiple of what rounding allows."""
+    figure = Figure(figsize=(8, 1.2 + 0.24 * len(results)), layout="constrained")
+    axes = figure.subplots()
+    for row, result in enumerate(results):
+        ratio = min(max(result.worst.ratio, 1e-3), 1e9)
+        color = EQUAL if result.equal else DIFFER
+        axes.plot([1e-3, ratio], [row, row], color=color, alpha=0.35, linewidth=2)
+        axes.plot([ratio], [row], "o" if result.equal else "X", color=color, markersize=6)
+    axes.axvline(1, color=ALLOWED, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(results)), [r.case.name for r in results], fontsize=8)
+    axes.set_ylim(len(results) - 0.3, -0.7)
+    axes.set_xscale("log")
+    axes.set_xlim(1e-3, max(30, 3 * min(max(r.worst.ratio for r in results), 1e9)))
+    axes.set_xlabel("worst difference ÷ what rounding allows (left of the dashed line: equal)")
+    axes.set_title("Every case against its tolerance", loc="left", fontsize=11)
+    _plain(axes)
+    return figure
+
+
+def draw_losses(results: Sequence[CaseResult]) -> Figure:
+    """Loss of JAX and PyTorch over each other, and under it how far they are apart."""
+    columns = len(results)
+    figure = Figure(figsize=(max(4.2, 3.1 * columns), 5.4), layout="constrained")
+    grid = figure.subplots(2, columns, squeeze=False, sharex="col", height_ratios=(3, 2))
+    for column, result in enumerate(results):
+        top, bottom = grid[0][column], grid[1][column]
+        jax, torch = result.jax["accumulated"], result.torch["accumulated"]
+        updates = range(1, len(jax) + 1)
+        top.plot(updates, jax, color=JAX, linewidth=2, label="JAX")
+        top.plot(
+            updates, torch, "o", color=TORCH, markersize=7, markerfacecolor="none", label="PyTorch"
+        )
+        top.set_title(result.case.name, fontsize=8.5)
+        found = [f for f in result.findings if f.quantity == "loss" and f.side == "JAX vs PyTorch"]
+        apart = [max(f.error, SMALLEST) for f in found]
+        bottom.plot(updates, apart, "o-", color="black", markersize=4, label="difference")
+        bottom.plot(
+            updates,
+            [f.allowed for f in found],
+            "--",
+            color=ALLOWED,
+            label="what rounding allows",
+        )
+        bottom.set_yscale("log")
+        bottom.set_xlabel("update")
+        bottom.set_xticks(list(updates)[:: max(1, len(jax) // 6)])
+        _plain(top)
+        _plain(bottom)
+    grid[0][0].set_ylabel("loss (nats per token)")
+    grid[1][0].set_ylabel("relative difference")
+    grid[0][0].legend(frameon=False, fontsize=8)
+    grid[1][0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def draw_parameters(results: Sequence[CaseResult]) -> Figure:
+    """How far the first gradients of JAX and PyTorch are apart, parameter by parameter."""
+    rows = len(results[0].parameters)
+    figure = Figure(figsize=(8.4, 1.3 + 0.2 * rows), layout="constrained")
+    grid = figure.subplots(1, len(results), squeeze=False, sharey=True)[0]
+    for axes, result in zip(grid, results, strict=True):
+        found = result.parameters
+        worst = max(range(rows), key=lambda i: found[i].ratio)
+        apart = [max(f.error, SMALLEST) for f in found]
+        axes.plot([f.allowed for f in found], range(rows), "|", color=ALLOWED, markersize=9)
+        axes.plot(apart, range(rows), "o", color=JAX, markersize=4)
+        axes.plot(apart[worst], worst, "o", color=DIFFER, markersize=6)
+        axes.set_xscale("log")
+        axes.set_title(result.case.name, fontsize=9)
+        axes.set_xlabel("relative difference of the gradient")
+        _plain(axes)
+    grid[0].set_yticks(range(rows), [f.parameter or "" for f in results[0].parameters], fontsize=7)
+    grid[0].set_ylim(rows - 0.3, -0.7)
+    return figure
+
+
+def _plain(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+
+
+def _png(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    # No date and no version inside: the same run gives the same bytes.
+    figure.savefig(file, format="png", dpi=130, metadata={"Software": None})
+    return file.getvalue()

@@ -1,0 +1,153 @@
+"""The run: both sides trained on the same examples from the same weights, case by case."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from jax_accum.crosscheck import jax_side
+from jax_accum.crosscheck.cases import Case
+from jax_accum.crosscheck.compare import Finding, References, first_failure, judge, worst
+from jax_accum.crosscheck.data import WINDOW, Document, Group, make_groups, ordered_examples
+from jax_accum.crosscheck.faults import Fault
+from jax_accum.crosscheck.gpt import GPTSizes, parameter_shapes
+from jax_accum.crosscheck.maps import gpt_map, initial_weights
+from jax_accum.crosscheck.torch_side import TorchSide
+from jax_accum.crosscheck.trace import Trace, expected_counters
+
+SIZES = GPTSizes(max_length=WINDOW)
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """What one case came to.
+
+    Args:
+      case: the case.
+      findings: every quantity that was compared, in the order of the run.
+      jax: loss of each group by name of the run: accumulated and undivided float64.
+      torch: the same of PyTorch.
+      tokens: supervised tokens of each group.
+      counters: of JAX, of PyTorch and as expected.
+      seconds: wall-clock time, compilation included.
+    """
+
+    case: Case
+    findings: list[Finding]
+    jax: dict[str, list[float]]
+    torch: dict[str, list[float]]
+    tokens: list[int]
+    counters: dict[str, dict[str, int]]
+    seconds: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether every quantity is within its tolerance."""
+        return self.failure is None
+
+    @cached_property
+    def failure(self) -> Finding | None:
+        """The first quantity that left its tolerance."""
+        return first_failure(self.findings)
+
+    @cached_property
+    def worst(self) -> Finding:
+        """The quantity that is furthest out, or came nearest to it."""
+        return worst(self.findings)
+
+    @property
+    def parameters(self) -> list[Finding]:
+        """How far JAX's and PyTorch's first gradients are apart, by parameter."""
+        return [f for f in self.findings if f.parameter and f.side == "JAX vs PyTorch"]
+
+
+@dataclass
+class Crosscheck:
+    """Everything that the cases share: text, weights, and the undivided runs.
+
+    Args:
+      documents: the text.
+      updates: optimizer updates of each run.
+      seed: of the initial weights and of the order of the examples.
+      fault: planted on the JAX side, or none.
+
+    Raises:
+      InputError: the text gives no examples.
+    """
+
+    documents: Sequence[Document]
+    updates: int
+    seed: int = 0
+    fault: Fault | None = None
+    results: list[CaseResult] = field(default_factory=list)
+    _references: dict[tuple[str, tuple[int, ...]], tuple[References, References]] = field(
+        default_factory=dict, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        self.examples = ordered_examples(self.documents, self.seed)
+        make_groups(self.examples, [1])
+        mapping = gpt_map(SIZES)
+        self.weights = initial_weights(parameter_shapes(SIZES), self.seed)
+        self.torch = TorchSide(SIZES, mapping, self.weights)
+
+    def compare(self, case: Case) -> CaseResult:
+        """Runs one case on both sides, judges it, and keeps the result in ``results``."""
+        started = time.perf_counter()
+        groups = self.groups(case)
+        jax_refs, torch_refs = self.references(case, groups)
+        jax_trace = jax_side.run(self._loop(case), self.weights, groups, case.dtype)
+        # The reference's two orders of division, one beside each of JAX's ways.
+        order = "first" if case.way == "inone" else "last"
+        torch_trace = self.torch.accumulated(
+            groups, case.optimizer, case.dtype, case.microbatch_size, order
+        )
+        counters = expected_counters(groups, case.microbatch_size)
+        findings = judge(case.dtype, jax_trace, torch_trace, jax_refs, torch_refs, counters)
+        result = CaseResult(
+            case,
+            findings,
+            _losses(jax_trace, jax_refs),
+            _losses(torch_trace, torch_refs),
+            [group.tokens for group in groups],
+            {"JAX": jax_trace.counters, "PyTorch": torch_trace.counters, "expected": counters},
+            time.perf_counter() - started,
+        )
+        self.results.append(result)
+        return result
+
+    def groups(self, case: Case) -> list[Group]:
+        """The examples of each update of a case."""
+        sizes = [case.examples_per_update] * (self.updates - 1) + [case.last_examples]
+        return make_groups(self.examples, sizes)
+
+    def references(self, case: Case, groups: Sequence[Group]) -> tuple[References, References]:
+        """Undivided runs of JAX and of PyTorch: one set for all cases with the same groups."""
+        key = (case.optimizer, tuple(len(group.examples) for group in groups))
+        if key not in self._references:
+            recipe = jax_side.JaxRecipe(SIZES, case.optimizer)
+            whole = jax_side.Undivided(recipe, case.examples_per_update)
+            self._references[key] = (
+                References(
+                    *(jax_side.run(whole, self.weights, groups, d) for d in ("float32", "float64"))
+                ),
+                References(
+                    *(
+                        self.torch.undivided(groups, case.optimizer, d)
+                        for d in ("float32", "float64")
+                    )
+                ),
+            )
+        return self._references[key]
+
+    def _loop(self, case: Case) -> jax_side.Loop:
+        if self.fault is not None:
+            return self.fault.loop(case, SIZES)
+        recipe = jax_side.JaxRecipe(SIZES, case.optimizer)
+        return jax_side.WAYS[case.way](recipe, case.microbatches, case.microbatch_size)
+
+
+def _losses(trace: Trace, refs: References) -> dict[str, list[float]]:
+    return {"accumulated": trace.losses, "undivided float64": refs.float64.losses}

@@ -1,0 +1,125 @@
+"""What a person sees in the terminal: progress, a table, one closing sentence."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from jax_accum.crosscheck.cases import Case
+from jax_accum.crosscheck.data import Document
+from jax_accum.crosscheck.faults import Fault
+
+if TYPE_CHECKING:
+    from jax_accum.crosscheck.summary import Told
+
+EQUAL, DIFFER, INTERRUPTED = 0, 1, 130
+
+
+def show_list(cases: Sequence[Case], faults: Sequence[Fault]) -> None:
+    """Prints the cases and the faults by name."""
+    console = _console()
+    for title, rows in (
+        ("Cases (--case NAME)", [(case.name, case.meaning) for case in cases]),
+        ("Faults (--plant NAME)", [(fault.name, fault.meaning) for fault in faults]),
+    ):
+        table = Table(title=title, title_justify="left", box=None, show_header=False)
+        table.add_column(no_wrap=True, style="bold")
+        table.add_column()
+        for name, meaning in rows:
+            table.add_row(name, meaning)
+        console.print(table)
+
+
+def run(
+    documents: Sequence[Document],
+    source: str,
+    cases: Sequence[Case],
+    updates: int,
+    seed: int,
+    fault: Fault | None,
+    folder: Path,
+    command: Sequence[str],
+) -> int:
+    """Compares the cases with a progress bar, then prints and writes what was found.
+
+    An interrupt ends the run early; what was found so far is written.
+
+    Returns:
+      the exit status: 0 equal, 1 differ, 130 interrupted.
+    """
+    from jax_accum.crosscheck import report
+    from jax_accum.crosscheck.run import Crosscheck
+    from jax_accum.crosscheck.summary import Told
+
+    crosscheck = Crosscheck(documents, updates, seed, fault)
+    interrupted = False
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as progress:
+        task = progress.add_task("", total=len(cases))
+        try:
+            for case in cases:
+                progress.update(task, description=case.name)
+                crosscheck.compare(case)
+                progress.advance(task)
+        except KeyboardInterrupt:
+            interrupted = True
+    line = shlex.join(["jax-accum", *command])
+    told = Told(crosscheck, len(cases), line, source, interrupted)
+    show(told)
+    page = report.write(folder, told)
+    _console().print(f"Report: {escape(str(page))}", soft_wrap=True)
+    if interrupted:
+        return INTERRUPTED
+    return EQUAL if told.verdict == "equal" else DIFFER
+
+
+def show(told: Told) -> None:
+    """Prints the table of cases and the closing sentence."""
+    from jax_accum.crosscheck.summary import times
+
+    console = _console()
+    if told.results:
+        console.print(
+            "Each row trained one small model twice on the same text, in JAX and in PyTorch. "
+            "[bold]Worst[/bold] is the largest difference found, divided by what rounding "
+            "allows: up to 1 is rounding, more is a mistake."
+        )
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("Case", no_wrap=True)
+    table.add_column("Compared", justify="right")
+    table.add_column("Worst", justify="right")
+    table.add_column("Where", ratio=1)
+    table.add_column("Verdict")
+    for result in told.results:
+        finding = result.failure or result.worst
+        table.add_row(
+            result.case.name,
+            f"{len(result.findings):,}",
+            times(result.worst.ratio).removesuffix(" times"),
+            escape(finding.place),
+            "[green]equal[/green]" if result.equal else "[red]differ[/red]",
+        )
+    if told.results:
+        console.print(table)
+    for note in told.notes:
+        console.print(f"Note: {escape(note)}")
+    color = {"equal": "green", "differ": "red"}.get(told.verdict, "yellow")
+    console.print(f"[bold {color}]{escape(told.sentence)}[/bold {color}]")
+
+
+def _console() -> Console:
+    # Numbers and paths are not to be coloured on their own account.
+    return Console(highlight=False)

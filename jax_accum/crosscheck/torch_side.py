@@ -1,0 +1,153 @@
+"""The PyTorch side: the reference's own loop, and the undivided runs that it is judged by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from jax_accum.crosscheck import recipe
+from jax_accum.crosscheck.data import Group, pad
+from jax_accum.crosscheck.gpt import GPTSizes
+from jax_accum.crosscheck.maps import Arrays, ParameterMap
+from jax_accum.crosscheck.trace import COUNTERS, Trace
+from torch_ref.accumulate import accumulate
+from torch_ref.gradients import clip_gradients, gradients, parameters
+from torch_ref.losses import Weighted, next_token_cross_entropy, next_token_targets
+from torch_ref.models import GPT, GPTConfig
+from torch_ref.train import Counts, update
+from torch_ref.undivided import undivided
+
+Batch = dict[str, torch.Tensor]
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class TorchSide:
+    """Trains the reference model from given weights, and tells what it saw under JAX paths.
+
+    Args:
+      sizes: of the model.
+      mapping: between the parameters of the two models.
+      weights: initial weights by JAX path, float64.
+
+    Raises:
+      ValueError: the map does not fit the model.
+    """
+
+    def __init__(self, sizes: GPTSizes, mapping: ParameterMap, weights: Arrays) -> None:
+        self.config = GPTConfig(**vars(sizes))
+        self.mapping = mapping
+        self.weights = mapping.to_torch(weights)
+        shapes = {name: tuple(p.shape) for name, p in GPT(self.config).named_parameters()}
+        mapping.check({path: array.shape for path, array in weights.items()}, shapes)
+
+    def accumulated(
+        self,
+        groups: Sequence[Group],
+        optimizer: str,
+        dtype: str,
+        microbatch_size: int,
+        denominators: str = "last",
+    ) -> Trace:
+        """A run of the reference's accumulation loop, one update per group.
+
+        Args:
+          groups: the examples of each update.
+          optimizer: ``sgd`` or ``adamw``.
+          dtype: of parameters and activations.
+          microbatch_size: examples per microbatch; a short last one has fewer rows, no padding.
+          denominators: ``first`` counts the group's tokens before its first forward pass, ``last``
+            divides the finished sums.
+        """
+        model = self._model(dtype)
+        torch_optimizer, scheduler, clip_norm = _optimizer(model, optimizer)
+        order: dict[str, Any] = {}
+        if denominators == "first":
+            order = {"denominators": "first", "weights_fn": _weight}
+        counts, trace = Counts(), Trace()
+        for group in groups:
+            microbatches = [
+                _batch(group.examples[i : i + microbatch_size])
+                for i in range(0, len(group.examples), microbatch_size)
+            ]
+            gradient: Arrays = {}
+            if not trace.losses:
+                # A run of its own, because an update leaves the gradient clipped.
+                accumulate(model, _loss, microbatches, **order)
+                gradient = self.mapping.to_jax(gradients(model))
+            attempt = update(
+                model,
+                torch_optimizer,
+                _loss,
+                microbatches,
+                scheduler=scheduler,
+                clip_norm=clip_norm,
+                counts=counts,
+                **order,
+            )
+            after = self.mapping.to_jax(parameters(model))
+            trace.add(attempt.group.loss, attempt.group.grad_norm, gradient, after)
+        totals = counts.as_dict()
+        trace.counters = {name: totals[name] for name in COUNTERS}
+        return trace
+
+    def undivided(self, groups: Sequence[Group], optimizer: str, dtype: str) -> Trace:
+        """The same updates from whole batches: nothing is cut, summed up or divided again."""
+        model = self._model(dtype)
+        torch_optimizer, scheduler, clip_norm = _optimizer(model, optimizer)
+        trace = Trace()
+        for group in groups:
+            found = undivided(model, _loss, _batch(group.examples), dtype=DTYPES[dtype])
+            for name, parameter in model.named_parameters():
+                parameter.grad = torch.from_numpy(found.gradients[name])
+            squares = [np.sum(np.square(g, dtype=np.float64)) for g in found.gradients.values()]
+            norm = math.sqrt(sum(squares))
+            gradient = self.mapping.to_jax(gradients(model))
+            if clip_norm is not None:
+                clip_gradients(model, clip_norm, norm)
+            torch_optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+            trace.add(found.loss, norm, gradient, self.mapping.to_jax(parameters(model)))
+        return trace
+
+    def _model(self, dtype: str) -> GPT:
+        model = GPT(self.config, dtype=DTYPES[dtype])
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(torch.from_numpy(self.weights[name]))
+        return model
+
+
+def _optimizer(model: GPT, name: str) -> tuple[Any, Any, float | None]:
+    """Optimizer, scheduler and clipping limit of a recipe."""
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=recipe.SGD_LEARNING_RATE), None, None
+    adamw = torch.optim.AdamW(
+        model.parameters(),
+        lr=recipe.ADAMW_LEARNING_RATE,
+        betas=recipe.ADAMW_BETAS,
+        eps=recipe.ADAMW_EPS,
+        weight_decay=recipe.WEIGHT_DECAY,
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(adamw, recipe.warmup)
+    return adamw, schedule, recipe.CLIP_NORM
+
+
+def _batch(examples: Sequence[Any]) -> Batch:
+    arrays = pad(examples, len(examples))
+    return {
+        "tokens": torch.from_numpy(arrays["tokens"]).long(),
+        "mask": torch.from_numpy(arrays["mask"]),
+    }
+
+
+def _loss(model: Any, batch: Batch) -> Weighted:
+    return next_token_cross_entropy(model(batch["tokens"]), batch["tokens"], mask=batch["mask"])
+
+
+def _weight(batch: Batch) -> torch.Tensor:
+    return next_token_targets(batch["tokens"], mask=batch["mask"]).sum()
