@@ -50,21 +50,21 @@ def require_arrays(tree: Tree, name: str) -> None:
             )
 
 
-def require_gradients(grads: Tree, like: Tree, like_name: str) -> None:
+def require_gradients(grads: Tree, like: Tree, like_name: str, what: str = "updates") -> None:
     """Raises unless `grads` has the structure and shapes of `like`, and inexact dtypes."""
     if jax.tree.structure(grads) != jax.tree.structure(like):
         raise ValueError(
-            f"updates must have the tree structure of {like_name}. Got "
+            f"{what} must have the tree structure of {like_name}. Got "
             f"{jax.tree.structure(grads)}, want {jax.tree.structure(like)}. "
             "Was the state made by init for other parameters?"
         )
     wanted = jax.tree.leaves(like)
     for (path, grad), want in zip(jax.tree_util.tree_leaves_with_path(grads), wanted, strict=True):
-        where = f"updates{jax.tree_util.keystr(path)}"
+        where = f"{what}{jax.tree_util.keystr(path)}"
         dtype = jnp.result_type(grad) if not hasattr(grad, "dtype") else grad.dtype
         if dtype == jax.dtypes.float0 or not jnp.issubdtype(dtype, jnp.inexact):
             raise TypeError(
-                f"{where} has dtype {dtype}: a gradient must be floating or complex. "
+                f"{where} has dtype {dtype}: what is differentiated must be floating or complex. "
                 "Differentiate with respect to floating parameters only, and leave the others "
                 "out (None, or optax.masked)."
             )
@@ -176,6 +176,16 @@ def as_dtype_of(new: Any, old: Any) -> Any:
     """`new` in the dtype of `old`: states and updates keep theirs though a gradient be wider."""
     dtype = getattr(old, "dtype", None)
     return new if dtype is None or new.dtype == dtype else new.astype(dtype)
+
+
+def global_norm(tree: Tree) -> jax.Array:
+    """Square root of the sum of the squares of all entries; at least float32."""
+
+    def squares(x: jax.Array) -> jax.Array:
+        x = jnp.abs(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+        return jnp.sum(jnp.square(x))
+
+    return jnp.sqrt(sum(map(squares, jax.tree.leaves(tree)), jnp.zeros(())))
 
 
 def all_finite(tree: Tree) -> jax.Array:

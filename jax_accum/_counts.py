@@ -62,8 +62,8 @@ def as_counter(n: Any) -> jax.Array:
     count as 0.
     """
     if isinstance(n, (int, float, np.integer, np.floating)):
-        whole = max(round(n), 0)
-        return jnp.array([whole % WORD, whole // WORD], jnp.uint32)
+        exact = max(round(n), 0)
+        return jnp.array([exact % WORD, exact // WORD], jnp.uint32)
     n = jnp.asarray(n)
     if jnp.issubdtype(n.dtype, jnp.floating):
         # float16 cannot hold a word; division by a power of two keeps both parts exact.
@@ -126,11 +126,18 @@ def _counts_something(node: Any) -> bool:
 
 
 def _outermost(state: Any) -> list[Any]:
-    """The outermost nodes of a state that count: a `Counts`, or a state whose
-    method `pending_counts()` tells what its open group adds to its field `counts`.
+    """The outermost nodes of a state that count.
+
+    Either a `Counts`, or a state whose method `pending_counts()` tells what its open
+    group adds to its field `counts`.
     """
     leaves = jax.tree.leaves(state, is_leaf=_counts_something)
     return [node for node in leaves if _counts_something(node)]
+
+
+def has_counts(state: Any) -> bool:
+    """Whether some transform in `state` counts."""
+    return bool(_outermost(state))
 
 
 def outcome(before: Any, after: Any) -> Outcome:
@@ -180,7 +187,8 @@ def counts(opt_state: Any) -> dict[str, int]:
       >>> params = {"w": jnp.ones(3)}
       >>> state = opt.init(params)
       >>> for tokens in (512, 1536):
-      ...     params, state = opt.apply({"w": jnp.ones(3)}, state, params, weight=tokens, examples=4)
+      ...     grads = {"w": jnp.ones(3)}
+      ...     params, state = opt.apply(grads, state, params, weight=tokens, examples=4)
       >>> ja.counts(state)["tokens"], ja.counts(state)["examples"], ja.counts(state)["updates"]
       (2048, 8, 1)
     """

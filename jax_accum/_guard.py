@@ -53,8 +53,9 @@ def guard(
     counters of `MultiSteps` then know of the skips.
 
     `update` takes, besides the arguments of `inner`, `weight=` (a scalar: 0 says
-    that nothing was supervised, which is a skip as well), `examples=` and
-    `microbatches=` (1 by default) for the counters that `jax_accum.counts` reads.
+    that nothing was supervised, which is a skip as well), and `microbatches=` (1 by
+    default), `examples=`, `tokens=` (the weight by default) for the counters that
+    `jax_accum.counts` reads.
 
     Args:
       inner: the optimizer to guard.
@@ -107,6 +108,7 @@ def guard(
         weight: Any = None,
         examples: Any = None,
         microbatches: Any = 1,
+        tokens: Any = None,
         **extra_args: Any,
     ) -> tuple[Tree, GuardState]:
         some = jnp.ones((), bool) if weight is None else check_weight(weight) != 0
@@ -137,7 +139,7 @@ def guard(
         new, inner_state = jax.lax.cond(runs, run, hold, updates, state.inner_state, params)
 
         came_to = _counts.Outcome(runs, some & ~runs, ~some)
-        seen = _counts.seen_in(microbatches, examples, weight)
+        seen = _counts.seen_in(microbatches, examples, weight if tokens is None else tokens)
         skips = jnp.where(
             some,
             jnp.where(finite, 0, optax.safe_increment(state.consecutive_skips)),

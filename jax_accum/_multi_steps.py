@@ -176,6 +176,7 @@ class MultiSteps:
         examples: Any = None,
         flush: Any = False,
         microbatches: Any = 1,
+        tokens: Any = None,
         **extra_args: Any,
     ) -> tuple[Tree, MultiStepsState]:
         """Adds a microbatch; returns the updates where its group ends, else zeros.
@@ -193,6 +194,7 @@ class MultiSteps:
             many microbatches it has, and divide by their true weight. A group
             with nothing in it is not counted. The same on all replicas.
           microbatches: how many microbatches `updates` stands for, for the counters only.
+          tokens: supervised tokens, for the counters only; `weight` if not given.
           **extra_args: for the wrapped optimizer; those of the ending call reach it.
 
         Returns:
@@ -205,7 +207,7 @@ class MultiSteps:
           TypeError: a gradient is of integer type, or wider than its accumulator; `flush`
             is not boolean.
         """
-        call = self._enter(updates, state, params, weight, examples, flush, microbatches)
+        call = self._enter(updates, state, params, weight, examples, flush, microbatches, tokens)
 
         inner_update = partial(self._opt.update, **extra_args)
         alone, _ = jax.eval_shape(inner_update, call.like, state.inner_opt_state, params)
@@ -226,6 +228,7 @@ class MultiSteps:
         examples: Any = None,
         flush: Any = False,
         microbatches: Any = 1,
+        tokens: Any = None,
         **extra_args: Any,
     ) -> tuple[Tree, MultiStepsState]:
         """Adds a microbatch; where its group ends, updates the parameters in place.
@@ -244,7 +247,7 @@ class MultiSteps:
         Returns:
           The parameters and the new state.
         """
-        call = self._enter(grads, state, params, weight, examples, flush, microbatches)
+        call = self._enter(grads, state, params, weight, examples, flush, microbatches, tokens)
 
         def attempt(mean: Tree, inner: Any, params: Tree) -> tuple[Tree, Any]:
             updates, inner = self._opt.update(mean, inner, params, **extra_args)
@@ -289,6 +292,7 @@ class MultiSteps:
         examples: Any,
         flush: Any,
         microbatches: Any,
+        tokens: Any,
     ) -> _Call:
         """Takes the microbatch into the open group, and sees whether that fills it."""
         flush = check_flag(flush, "flush")
@@ -312,7 +316,7 @@ class MultiSteps:
         def so_far(x: jax.Array) -> jax.Array:
             return jnp.where(first, jnp.zeros_like(x), x)
 
-        seen = _counts.seen_in(microbatches, examples, weight)
+        seen = _counts.seen_in(microbatches, examples, weight if tokens is None else tokens)
         k = self._k(state.gradient_step)
         group = own.group._replace(
             weight=so_far(own.group.weight)

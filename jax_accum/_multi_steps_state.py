@@ -1,4 +1,4 @@
-"""The state of `MultiSteps`: what a group that is still open has seen, and what closed ones came to."""
+"""The state of `MultiSteps`: what the open group has seen, and what closed ones came to."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Weighted(NamedTuple):
         return jnp.where(some, self.total, 0) / jnp.where(some, self.weight, 1)
 
     # Adding two values of a term means adding sums and weights, never joining tuples.
-    def __add__(self, other: object) -> Weighted:  # type: ignore[override]
+    def __add__(self, other: object) -> Weighted:
         if not isinstance(other, Weighted):
             return NotImplemented
-        return Weighted(self.total + other.total, self.weight + other.weight)  # type: ignore[operator]
+        return Weighted(self.total + other.total, self.weight + other.weight)

@@ -153,14 +153,15 @@ def next_token_cross_entropy(
         )
     if tokens.shape[-1] < 2:
         raise ValueError(
-            f"tokens has rows of {tokens.shape[-1]}: a row needs at least two tokens to hold a target."
+            f"tokens has rows of {tokens.shape[-1]}: a row needs two tokens to hold a target."
         )
     supervised = _as_mask(mask, tokens.shape)[..., 1:]
     if segment_ids is not None:
         segment_ids = jnp.asarray(segment_ids)
         if segment_ids.shape != tokens.shape:
             raise ValueError(
-                f"segment_ids must have the shape of tokens, {tokens.shape}; got {segment_ids.shape}."
+                f"segment_ids must have the shape of tokens, {tokens.shape}; "
+                f"got {segment_ids.shape}."
             )
         here, before = segment_ids[..., 1:], segment_ids[..., :-1]
         supervised &= (here == before) & (here != 0)
