@@ -3,7 +3,8 @@
 The facts it stands for:
 
 - `groups`: a short last group is a group of its own size, and nothing leaks into the next epoch.
-- `update`: clip, optimizer, scheduler, in that order, once per group. A skip touches none of them.
+- `update` and `finish`: clip, optimizer, scheduler, in that order, once per group. A skip touches
+  none of them.
 - `train`: what happened is counted in exact integers.
 """
 
@@ -46,6 +47,16 @@ class Counts:
     skipped_empty: int = 0
     dropped_microbatches: int = 0
 
+    def add(self, group: Group, skipped: str | None) -> None:
+        """Counts one attempt."""
+        self.microbatches += group.microbatches
+        self.examples += group.examples
+        self.tokens += group.tokens
+        self.attempts += 1
+        self.updates += skipped is None
+        self.skipped_nonfinite += skipped == "nonfinite"
+        self.skipped_empty += skipped == "empty"
+
     def as_dict(self) -> dict[str, int]:
         """The counts by name."""
         return asdict(self)
@@ -59,11 +70,13 @@ class Attempt:
       group: loss, weights, gradient norm before clipping, …
       skipped: "empty" (no weight), "nonfinite", or None for an update.
       learning_rate: of the first parameter group, as used (or as it would have been).
+      loss_scale: what the loss was multiplied by during the group's backward passes.
     """
 
     group: Group
     skipped: Literal["empty", "nonfinite"] | None
     learning_rate: float
+    loss_scale: float = 1.0
 
     @property
     def updated(self) -> bool:
@@ -153,12 +166,32 @@ def update(
         first parameter with an inf or NaN.
       ValueError, RuntimeError: as `accumulate`.
     """
-    if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"clip_norm must be above 0, got {clip_norm}: None turns clipping off")
-    if on_nonfinite not in ("raise", "skip"):
-        raise ValueError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
-    learning_rate = float(optimizer.param_groups[0]["lr"])
+    _check_options(clip_norm, on_nonfinite)
     group = accumulate(model, loss_fn, microbatches, **accumulate_options)
+    return finish(
+        model,
+        optimizer,
+        group,
+        scheduler=scheduler,
+        clip_norm=clip_norm,
+        on_nonfinite=on_nonfinite,
+        counts=counts,
+    )
+
+
+def finish(
+    model: nn.Module,
+    optimizer: Optimizer,
+    group: Group,
+    *,
+    scheduler: LRScheduler | None = None,
+    clip_norm: float | None = None,
+    on_nonfinite: Literal["raise", "skip"] = "raise",
+    counts: Counts | None = None,
+) -> Attempt:
+    """The end of a group whose gradient stands in ``.grad``: an update, or a skip. As `update`."""
+    _check_options(clip_norm, on_nonfinite)
+    learning_rate = float(optimizer.param_groups[0]["lr"])
     skipped: Literal["empty", "nonfinite"] | None = None
     if group.empty:
         skipped = "empty"
@@ -176,18 +209,15 @@ def update(
         if scheduler is not None:
             scheduler.step()
     if counts is not None:
-        _count(counts, group, skipped)
+        counts.add(group, skipped)
     return Attempt(group, skipped, learning_rate)
 
 
-def _count(counts: Counts, group: Group, skipped: str | None) -> None:
-    counts.microbatches += group.microbatches
-    counts.examples += group.examples
-    counts.tokens += group.tokens
-    counts.attempts += 1
-    counts.updates += skipped is None
-    counts.skipped_nonfinite += skipped == "nonfinite"
-    counts.skipped_empty += skipped == "empty"
+def _check_options(clip_norm: float | None, on_nonfinite: str) -> None:
+    if clip_norm is not None and not clip_norm > 0:
+        raise ValueError(f"clip_norm must be above 0, got {clip_norm}: None turns clipping off")
+    if on_nonfinite not in ("raise", "skip"):
+        raise ValueError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
 
 
 def train(
@@ -197,10 +227,11 @@ def train(
     groups: Iterable[Iterable[Any]],
     *,
     counts: Counts | None = None,
+    update_fn: Callable[..., Attempt] | None = None,
     after_attempt: Callable[[Attempt], None] | None = None,
     **update_options: Any,
 ) -> Run:
-    """One `update` per group, in order.
+    """One attempt per group, in order.
 
     Args:
       model: trained in place.
@@ -208,8 +239,9 @@ def train(
       loss_fn: as in `accumulate`.
       groups: lists of microbatches, as from `groups`.
       counts: to go on counting; the same object that `groups` drops into. New ones by default.
+      update_fn: makes the attempt; `update` by default, or `torch_ref.amp.scaled_update`.
       after_attempt: called after each attempt, when ``.grad`` (clipped) and parameters can be read.
-      **update_options: as in `update` and `accumulate`.
+      **update_options: as in ``update_fn`` and `accumulate`.
 
     >>> import torch
     >>> from torch_ref.losses import Weighted
@@ -223,7 +255,9 @@ def train(
     """
     run = Run(counts=counts if counts is not None else Counts())
     for group in groups:
-        attempt = update(model, optimizer, loss_fn, group, counts=run.counts, **update_options)
+        attempt = (update_fn or update)(
+            model, optimizer, loss_fn, group, counts=run.counts, **update_options
+        )
         run.attempts.append(attempt)
         if after_attempt is not None:
             after_attempt(attempt)
