@@ -247,7 +247,8 @@ class InOneCall:
     def update(self, params: Tree, state: Tree, group: Group) -> tuple[Tree, Tree, Seen]:
         """One call; a ragged group is filled up with rows that weigh nothing."""
         batch = pad(group.examples, self.microbatches * self.microbatch_size)
-        params, state, metrics = _in_one_call(self.recipe, self.microbatches)(params, state, batch)
+        step = _in_one_call(self.recipe, self.microbatches)
+        params, state, metrics = step(params, state, batch, examples=len(group.examples))
         return params, state, Seen(metrics["loss"], metrics["grad_norm"], tapped(state))
 
     def counters(self, state: Tree) -> dict[str, int]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from jax_accum.crosscheck.data import Example
 from jax_accum.crosscheck.page_text import CAPTIONS, GLOSSARY, STYLE
 from jax_accum.crosscheck.plots import representatives
 from jax_accum.crosscheck.run import CaseResult
@@ -77,8 +78,8 @@ same weights and read the same text ({escape(told.source)}). Each batch was cut 
 <em>microbatches</em> whose gradients are added up before one update is made: gradient accumulation.
 Done rightly, that must not change what is learned.</p>
 <p>Computers round. So every quantity is held against a run of the whole, uncut batch in float64,
-and may be four times as far from it as an uncut float32 run is, for that is the size of pure rounding.
-The number in the table is the largest difference found divided by what is allowed:
+and may be four times as far from it as an uncut float32 run is, for that is the size of pure
+rounding. The number in the table is the largest difference found divided by what is allowed:
 below 1 is rounding, above 1 is a mistake.</p>{fault}</section>"""
 
 
@@ -90,15 +91,13 @@ def _cases(told: Told) -> str:
         rows.append(
             f'<tr><td><code>{escape(result.case.name)}</code><br><span class="small">'
             f"{escape(result.case.meaning)}</span></td>"
+            f'<td><span class="tag {word}">{word}</span></td>'
             f'<td class="number">{len(result.findings):,}</td>'
             f'<td class="number">{escape(_multiple(result.worst.ratio))}</td>'
-            f"<td>{escape(finding.place)}</td>"
-            f'<td><span class="tag {word}">{word}</span></td></tr>'
+            f"<td>{escape(finding.place)}</td></tr>"
         )
-    head = (
-        "<tr><th>Case</th><th>Quantities compared</th><th>Worst ÷ allowed</th>"
-        "<th>Where (where it differs: what left its tolerance first)</th><th>Verdict</th></tr>"
-    )
+    where = "Where; if it differs, what left its tolerance first"
+    head = _head("Case", "Verdict", "#Quantities compared", "#Worst ÷ allowed", where)
     return f"<section><h2>Cases</h2>{_table(head, rows)}</section>"
 
 
@@ -125,9 +124,7 @@ def _parameters(told: Told) -> str:
             f'<td class="number">{escape(_multiple(f.ratio))}</td></tr>'
             for f in found
         ]
-        head = (
-            "<tr><th>Parameter</th><th>JAX to PyTorch</th><th>Allowed</th><th>÷ allowed</th></tr>"
-        )
+        head = _head("Parameter", "#JAX to PyTorch", "#Allowed", "#÷ allowed")
         parts.append(f"<h3><code>{escape(result.case.name)}</code></h3>{_table(head, rows)}")
         parts.append(_failures(result))
     return "".join(parts) + "</section>"
@@ -147,11 +144,10 @@ def _examples(told: Told) -> str:
     rows = [
         f"<tr><td><code>{escape(example.id)}</code></td>"
         f'<td class="number">{example.targets}</td>'
-        f"<td><code>{escape(bytes(example.tokens.astype('uint8')).decode('utf-8', 'replace'))}"
-        "</code></td></tr>"
+        f'<td class="text"><code>{escape(_text(example))}</code></td></tr>'
         for example in examples
     ]
-    head = "<tr><th>Example</th><th>Supervised tokens</th><th>Text</th></tr>"
+    head = _head("Example", "#Supervised tokens", "Text")
     return (
         f"<section><h2>The first examples</h2><p>{len(told.run.documents):,} documents give "
         f"{len(told.run.examples):,} examples. A token is a byte. Every token but the first of an "
@@ -166,7 +162,7 @@ def _tolerances(data: Mapping[str, Any]) -> str:
         f'<td class="number">{entry["value"]:.3g}</td><td>{escape(entry["reason"])}</td></tr>'
         for name, entry in data["tolerances"].items()
     ]
-    head = "<tr><th>Number</th><th>Value</th><th>Why</th></tr>"
+    head = _head("Number", "#Value", "Why")
     return f"<section><h2>Tolerances</h2>{_table(head, rows)}</section>"
 
 
@@ -186,6 +182,20 @@ def _reproduce(data: Mapping[str, Any]) -> str:
         f"{escape(data['date'])}. All numbers are in <code>report.json</code> beside this page."
         "</p></section>"
     )
+
+
+def _text(example: Example) -> str:
+    """A window back as text; a character that the window cuts apart is shown as such."""
+    return bytes(example.tokens.astype("uint8")).decode("utf-8", "replace")
+
+
+def _head(*names: str) -> str:
+    """A head row; names of columns of numbers begin with ``#``."""
+    cells = (
+        f'<th class="number">{name[1:]}</th>' if name.startswith("#") else f"<th>{name}</th>"
+        for name in names
+    )
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _multiple(ratio: float) -> str:

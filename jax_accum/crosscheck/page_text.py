@@ -11,8 +11,9 @@ CAPTIONS = {
     "losses.png": (
         "Losses",
         "Above, the loss of both sides over each other, before each update; below, how far they "
-        "are apart on a logarithmic scale, and how far rounding alone could bring them. Of each "
-        "optimizer and dtype, the case that came nearest to its tolerance.",
+        "are apart on a logarithmic scale, and how far rounding alone could bring them. A "
+        "dot at 1e-17 stands for no difference at all. Of each optimizer and dtype, "
+        "the case that came nearest to its tolerance.",
     ),
     "parameters.png": (
         "Gradients, parameter by parameter",
@@ -58,7 +59,10 @@ table { border-collapse: collapse; width: 100%; font-size: 0.88rem; }
 th, td { text-align: left; vertical-align: top; padding: 0.3rem 0.6rem; }
 th, td { border-bottom: 1px solid #e4e2dc; }
 th { font-weight: 600; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th.number, td.number { text-align: right; }
+td.number { font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.text { min-width: 16rem; }
+td:last-child { min-width: 5rem; }
 code { font-size: 0.92em; overflow-wrap: anywhere; }
 td:first-child { min-width: 11rem; }
 pre { background: #f0eee8; padding: 0.6rem; border-radius: 6px; white-space: pre-wrap; }
@@ -67,7 +71,7 @@ pre { overflow-wrap: anywhere; }
 .tag { border-radius: 999px; padding: 0.05rem 0.6rem; white-space: nowrap; }
 .tag { color: #fff; background: #2e7d4f; }
 .tag.differ { background: #b3261e; }
-img { max-width: 100%; height: auto; }
+img { width: 100%; height: auto; min-width: 36rem; }
 dt { font-weight: 600; } dd { margin: 0 0 0.4rem 1rem; }
 @media (max-width: 40rem) { main { padding: 0.4rem; } section { padding: 0.5rem 0.7rem 0.8rem; } }
 """

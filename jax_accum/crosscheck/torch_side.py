@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,21 @@ Batch = dict[str, torch.Tensor]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """PyTorch on one thread: this model is too small to share out.
+
+    With more, its threads wait for each other by spinning, and on a machine whose cores are busy
+    (JAX compiles beside it) that took a hundred times as long.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class TorchSide:
     """Trains the reference model from given weights, and tells what it saw under JAX paths.
 
@@ -44,6 +60,7 @@ class TorchSide:
         shapes = {name: tuple(p.shape) for name, p in GPT(self.config).named_parameters()}
         mapping.check({path: array.shape for path, array in weights.items()}, shapes)
 
+    @_one_thread()
     def accumulated(
         self,
         groups: Sequence[Group],
@@ -94,6 +111,7 @@ class TorchSide:
         trace.counters = {name: totals[name] for name in COUNTERS}
         return trace
 
+    @_one_thread()
     def undivided(self, groups: Sequence[Group], optimizer: str, dtype: str) -> Trace:
         """The same updates from whole batches: nothing is cut, summed up or divided again."""
         model = self._model(dtype)
