@@ -4,6 +4,7 @@ from jax_accum import losses
 from jax_accum._counts import Counts, counts
 from jax_accum._group_grad import GroupInfo, accumulated_value_and_grad
 from jax_accum._guard import GuardState, check, guard
+from jax_accum._layout import data_replicas
 from jax_accum._loss_scale import DynamicLossScale, LossScaleState, loss_scale
 from jax_accum._multi_steps import MultiSteps
 from jax_accum._multi_steps_state import MultiStepsState
@@ -28,6 +29,7 @@ __all__ = [
     "accumulated_value_and_grad",
     "check",
     "counts",
+    "data_replicas",
     "guard",
     "loss_scale",
     "losses",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jax_accum import _accumulator as accumulator
-from jax_accum import _replicas, _split
+from jax_accum import _aux, _replicas, _split
 from jax_accum._checks import checked_int
 from jax_accum._group_loop import accumulate, group_loss, group_weights
+from jax_accum._layout import Layout, data_replicas, layout
 from jax_accum._terms import as_terms, weights_only
+from jax_accum._weighted import Weighted
 
 Tree = Any
 
@@ -24,9 +29,10 @@ class GroupInfo(NamedTuple):
       terms: sum of each term over the group, by name; scalars.
       weights: what each sum is divided by; scalars, float32 (float64 in 64-bit mode).
       aux: what became of the auxiliary output of `loss_fn`; `()` without `has_aux`.
-      counts: `microbatches` (of all replicas, to the last with a weight) and
-        `computed` (those this replica passed forward and backward); int32 scalars.
+      counts: `microbatches` (of all replicas, each to its last with a weight) and
+        `computed` (those that each replica passed forward and backward); int32 scalars.
       grad_norm: global norm of the gradient, scalar; `None` unless asked for.
+      state: the mutable state after the last microbatch; `()` without `has_state`.
     """
 
     terms: dict[str, jax.Array]
@@ -34,6 +40,7 @@ class GroupInfo(NamedTuple):
     aux: Any
     counts: dict[str, jax.Array]
     grad_norm: jax.Array | None
+    state: Any
 
 
 def accumulated_value_and_grad(
@@ -41,12 +48,19 @@ def accumulated_value_and_grad(
     microbatches: int | None,
     *,
     has_aux: bool = False,
+    mesh: Mesh | AbstractMesh | None = None,
+    data_axes: str | tuple[str, ...] = ("data",),
     axis_name: Any = None,
+    reduce: str = "once",
     accumulator_dtype: Any = None,
     coefficients: Mapping[str, float] | None = None,
     aux: Any = "stack",
     batch_axes: Any = 0,
     grad_norm: bool = False,
+    has_state: bool = False,
+    state_reduce: str = "mean",
+    param_specs: Tree | None = None,
+    gather: str = "group",
 ) -> Callable[..., tuple[tuple[jax.Array, GroupInfo], Tree]]:
     r"""Like `jax.value_and_grad`, over the microbatches of a group.
 
@@ -65,26 +79,44 @@ def accumulated_value_and_grad(
 
     Args:
       loss_fn: `loss_fn(params, microbatch, *args)` returns a `Weighted`, or a dict of
-        them by term name, or with `has_aux` a pair of that and a tree of arrays.
-        Weights must not depend on `params`. Given a `key`, it is called with `key=` too.
-      microbatches: A, into which the rows of a batch are split, consecutive rows
-        together. `None` takes a batch that is grouped already, `[A, m, ...]`.
+        them by term name. With `has_aux` it returns `(terms, aux)`, a tree of arrays;
+        with `has_state` `(terms, state)`; with both `(terms, aux, state)`. Weights must
+        not depend on `params`. It is called with `key=` and `state=` where these are given.
+      microbatches: A, into which the rows of a batch are split; `microbatch_rows` says
+        which rows go together. `None` takes a batch that is grouped already, `[A, m * D, ...]`.
       has_aux: whether `loss_fn` returns auxiliary output.
+      mesh: splits a global batch over the data axes of this mesh, each device keeping the
+        rows it has, and reduces once. Call the function under `jax.jit`. Other axes of
+        the mesh stay automatic.
+      data_axes: name, or tuple of names, of the axes of `mesh` over which the batch is
+        sharded. Their product is D.
       axis_name: name, or tuple of names, of mapped axes over which the caller runs
         this (`jax.shard_map`, `jax.pmap`), each replica with microbatches of its own.
-        Sums stay local and are reduced once, after the last microbatch.
+        Sums stay local and are reduced once, after the last microbatch. Not with `mesh`.
+      reduce: `"once"` reduces the gradient after the last microbatch: the least
+        communication. `"each"` scatters it in every microbatch into accumulators
+        sharded over the data axes, 1/D of their memory for A times the reductions.
       accumulator_dtype: widens the accumulators, and is then the dtype of the gradient.
         They are never narrower than float32 nor than the parameters.
       coefficients: :math:`c_t` by term name; 1 where not given.
       aux: `"stack"` (`[A, ...]`; zeros for microbatches not computed), `"sum"`, `"mean"`
         (by the weight of the microbatch; a loss of one term only) or `"last"` (of those
-        computed), or a prefix tree of these.
+        computed), or a prefix tree of these. Sums and means are over all replicas; with
+        `mesh`, what is stacked is `[A, D, ...]`, and what is last `[D, ...]`.
       batch_axes: 0, or a prefix tree of 0 and `None`; leaves under `None` are handed to
         every microbatch whole.
       grad_norm: compute the global norm of the gradient too.
+      has_state: `loss_fn` takes and returns mutable state (running statistics), which the
+        microbatches of a replica hand on in order. That is not what the undivided batch
+        would have done to it.
+      state_reduce: over replicas, at the end: `"mean"` (of floating leaves; the largest
+        of others) or `"first"` (that of replica 0).
+      param_specs: with `mesh`, a `PartitionSpec` per parameter, or a prefix tree, for
+        parameters sharded over the data axes. Gradients are returned sharded alike.
+      gather: gather such parameters once per `"group"`, or in every `"microbatch"`.
 
     Returns:
-      `fn(params, batch, *args, key=None, loss_scale=None)`, which returns
+      `fn(params, batch, *args, key=None, state=None, loss_scale=None)`, which returns
       `((loss, info), grads)`: a scalar, a `GroupInfo`, and a tree like `params` in the
       dtypes of the parameters. `key` is folded with the index of the microbatch and
       of the replica, so that no randomness is used twice. `loss_scale` multiplies the
@@ -93,7 +125,8 @@ def accumulated_value_and_grad(
     Raises:
       TypeError: `loss_fn` returns a bare scalar; a parameter is not floating or complex.
       ValueError: rows that A does not divide, leaves of differing leading size, an
-        empty batch, a weight that depends on the parameters, an unknown term.
+        empty batch, a weight that depends on the parameters, an unknown term, an axis that
+        the mesh lacks or that is not bound, a batch that is the same on all replicas.
 
     Example:
       >>> import jax, jax.numpy as jnp, jax_accum as ja
@@ -108,75 +141,206 @@ def accumulated_value_and_grad(
     """
     if microbatches is not None:
         microbatches = checked_int(microbatches, "microbatches")
+    if mesh is not None and axis_name is not None:
+        raise ValueError(
+            "give mesh (to let this split the batch over its data axes) or axis_name (inside your "
+            "own shard_map or pmap), not both."
+        )
+    if mesh is None and param_specs is not None:
+        raise ValueError("param_specs needs a mesh.")
+    if state_reduce not in ("mean", "first"):
+        raise ValueError(f"state_reduce must be 'mean' or 'first', got {state_reduce!r}.")
     floor = accumulator.floor_dtype(accumulator_dtype)
-    axes = _replicas.axis_names(axis_name)
+    names = _replicas.axis_names(data_axes if mesh is not None else axis_name)
+    replicas = 1 if mesh is None else data_replicas(mesh, names)
+    local = _Local(
+        loss_fn,
+        has_aux=has_aux,
+        has_state=has_state,
+        coefficients=coefficients,
+        aux=aux,
+        floor=floor,
+        narrow=accumulator_dtype is None,
+        state_reduce=state_reduce,
+    )
 
     def fn(
-        params: Tree, batch: Tree, *args: Any, key: Any = None, loss_scale: Any = None
+        params: Tree,
+        batch: Tree,
+        *args: Any,
+        key: Any = None,
+        state: Any = None,
+        loss_scale: Any = None,
     ) -> tuple[tuple[jax.Array, GroupInfo], Tree]:
         accumulator.require_gradients(params, params, "params", what="params")
-        _replicas.require_bound(axes)
+        if has_state == (state is None):
+            raise ValueError("has_state=True and the argument state= go together.")
         flags = _split.split_flags(batch, batch_axes)
-        rows = _split.rows_of(batch, flags)
-        n = rows if microbatches is None else microbatches
-        if microbatches is not None:
-            _split.require_divisible(rows, n, 1, "batch")
-            batch = jax.tree.map(lambda x, f: _split.split(x, n) if f else x, batch, flags)
-        elif rows == 0:
-            raise ValueError("batch has no microbatches.")
-
-        def microbatch(a: Any) -> tuple[Any, ...]:
-            part = jax.tree.map(
-                lambda x, f: (
-                    jax.lax.dynamic_index_in_dim(jnp.asarray(x), a, 0, keepdims=False) if f else x
-                ),
-                batch,
-                flags,
-            )
-            return (part, args, _key_for(key, a, axes))
-
-        def terms_and_aux(params: Tree, part: Tree, args: Any, key: Any) -> tuple[Any, Any]:
-            out = (
-                loss_fn(params, part, *args)
-                if key is None
-                else loss_fn(params, part, *args, key=key)
-            )
-            if has_aux and not (isinstance(out, tuple) and len(out) == 2):
-                raise TypeError("with has_aux=True loss_fn must return a pair (terms, aux).")
-            value, extra = out if has_aux else (out, ())
-            return as_terms(value), extra
-
-        local = _replicas.as_varying(params, axes) if axes else params
-        example = jax.eval_shape(microbatch, 0)
-        weight_fn = weights_only(lambda *a: terms_and_aux(*a)[0], local, *example)
-        each = jax.lax.map(lambda a: weight_fn(*microbatch(a)), jnp.arange(n))
-        weights = group_weights(each, coefficients, axes)
-        sums, grads, extra = accumulate(
-            terms_and_aux,
-            local,
-            microbatch,
-            weights,
-            size=n,
-            scale=loss_scale,
-            floor=floor,
-            aux_how=aux,
-            axes=axes,
-        )
-        seen = weights.own
-        if axes:
-            sums, grads, seen = jax.lax.psum((sums, grads, seen), axes)
-        if accumulator_dtype is None:
-            grads = jax.tree.map(accumulator.as_dtype_of, grads, params)
-        info = GroupInfo(
-            terms=sums,
-            weights=weights.totals,
-            aux=extra,
-            counts={"microbatches": seen, "computed": weights.active},
-            grad_norm=accumulator.global_norm(grads) if grad_norm else None,
-        )
-        return (group_loss(sums, weights.totals, coefficients), info), grads
+        own = replicas
+        if mesh is None:
+            _replicas.require_bound(names)
+            own = math.prod(jax.lax.axis_size(name) for name in names)
+            _replicas.require_different(batch, flags, names)
+        where = layout(params, names, own, reduce, param_specs, gather)
+        _split.require_rows(batch, flags, microbatches, replicas)
+        operands = _Operands(batch, args, key, state, loss_scale)
+        if mesh is None:
+            result = local(where, params, operands, flags, microbatches)
+            grads = where.gather(result.grads, where.grads)
+        else:
+            result = _over_mesh(local, mesh, where, params, operands, flags, microbatches)
+            grads = result.grads
+        norm = accumulator.global_norm(grads) if grad_norm else None
+        return (result.loss, result.info._replace(grad_norm=norm)), grads
 
     return fn
+
+
+class _Operands(NamedTuple):
+    """What the function is called with, besides the parameters."""
+
+    batch: Tree
+    args: tuple[Any, ...]
+    key: Any
+    state: Any
+    loss_scale: Any
+
+
+class _Result(NamedTuple):
+    loss: jax.Array
+    info: GroupInfo
+    grads: Tree
+    how: Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class _Local:
+    """The part of a group that one replica computes, and its reduction."""
+
+    loss_fn: Callable[..., Any]
+    _: dataclasses.KW_ONLY
+    has_aux: bool
+    has_state: bool
+    coefficients: Mapping[str, float] | None
+    aux: Any
+    floor: Any
+    narrow: bool
+    state_reduce: str
+
+    def __call__(
+        self,
+        where: Layout,
+        params: Tree,
+        operands: _Operands,
+        flags: Tree,
+        microbatches: int | None,
+    ) -> _Result:
+        batch, args, key, state, loss_scale = operands
+        if microbatches is not None:
+            batch = jax.tree.map(
+                lambda x, f: _split.split(x, microbatches) if f else x, batch, flags
+            )
+        size = _split.rows_of(batch, flags)
+
+        def part(a: Any) -> tuple[Any, ...]:
+            return (_split.take(batch, flags, a), args, _key_for(key, a, where.axes))
+
+        def forward(params: Tree, a: Any, state: Any) -> tuple[Any, tuple[Any, Any]]:
+            terms, aux, state = self.call(params, *part(a), state)
+            return {name: jnp.asarray(term.total) for name, term in terms.items()}, (aux, state)
+
+        params = _replicas.as_varying(params, where.axes)
+        shapes = jax.eval_shape(where.gather, params)
+        weight_fn = weights_only(
+            lambda params, *rest: self.call(params, *rest, state)[0],
+            shapes,
+            *jax.eval_shape(part, 0),
+        )
+        each = jax.lax.map(lambda a: weight_fn(*part(a)), jnp.arange(size))
+        weights = group_weights(each, self.coefficients, where.axes)
+        _, (aux, _) = jax.eval_shape(forward, shapes, 0, state)
+        how = _aux.spread(self.aux, aux, list(each))
+        sums = accumulate(
+            forward,
+            params,
+            state,
+            weights,
+            where,
+            scale=loss_scale,
+            floor=self.floor,
+            aux_how=how,
+        )
+        terms, seen, grads = sums.terms, weights.own, where.reduce(sums.grads)
+        if where.axes:
+            terms, seen = jax.lax.psum((terms, seen), where.axes)
+        if self.narrow:
+            grads = jax.tree.map(accumulator.as_dtype_of, grads, params)
+        info = GroupInfo(
+            terms=terms,
+            weights=weights.totals,
+            aux=_aux.finish(how, sums.aux, weights.totals[next(iter(each))], where.axes),
+            counts={"microbatches": seen, "computed": weights.active},
+            grad_norm=None,
+            state=_replicas.reduced_state(sums.state, self.state_reduce, where.axes)
+            if self.has_state
+            else (),
+        )
+        return _Result(group_loss(terms, weights.totals, self.coefficients), info, grads, how)
+
+    def call(
+        self, params: Tree, part: Any, args: Any, key: Any, state: Any
+    ) -> tuple[Any, Any, Any]:
+        """Calls the loss function: terms, auxiliary output, state."""
+        given = {} if key is None else {"key": key}
+        if self.has_state:
+            given["state"] = state
+        out = self.loss_fn(params, part, *args, **given)
+        wanted = 1 + self.has_aux + self.has_state
+        if wanted == 1:
+            return as_terms(out), (), state
+        if not isinstance(out, tuple) or isinstance(out, Weighted) or len(out) != wanted:
+            raise TypeError(
+                f"with has_aux={self.has_aux} and has_state={self.has_state} loss_fn must return "
+                f"a tuple of {wanted}, terms first; got {type(out).__name__}."
+            )
+        aux = out[1] if self.has_aux else ()
+        return as_terms(out[0]), aux, out[-1] if self.has_state else state
+
+
+def _over_mesh(
+    local: _Local,
+    mesh: Mesh | AbstractMesh,
+    where: Layout,
+    params: Tree,
+    operands: _Operands,
+    flags: Tree,
+    microbatches: int | None,
+) -> _Result:
+    """Runs `local` on every replica of a mesh; axes other than the data axes stay automatic."""
+    same = PartitionSpec()
+    rows = (
+        PartitionSpec(where.axes) if microbatches is not None else PartitionSpec(None, where.axes)
+    )
+    batch_specs = jax.tree.map(lambda f: rows if f else same, flags)
+    hows: list[Tree] = []  # known once the loss function has been traced
+
+    def body(params: Tree, operands: _Operands) -> tuple[_Result, dict[str, list[jax.Array]]]:
+        result = local(where, params, operands, flags, microbatches)
+        hows.append(result.how)
+        parts = _aux.parted(result.how, result.info.aux)
+        return result._replace(info=result.info._replace(aux=()), how=()), parts
+
+    # Unchecked: the caller's model need not know of the data axes, and the gradient of
+    # a replicated parameter stays this replica's own until it is reduced here.
+    result, parts = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(where.specs(where.params), _Operands(batch_specs, same, same, same, same)),
+        out_specs=(_Result(same, same, where.specs(where.grads), same), _aux.specs(where.axes)),
+        axis_names=set(where.axes),
+        check_vma=False,
+    )(params, operands)
+    return result._replace(info=result.info._replace(aux=_aux.joined(hows[-1], parts)))
 
 
 def _key_for(key: Any, index: Any, axes: tuple[Any, ...]) -> Any:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jax_accum import _accumulator as accumulator
-from jax_accum import _aux, _replicas
+from jax_accum import _aux
+from jax_accum._layout import Layout
+from jax_accum._replicas import as_varying
 
 Tree = Any
 Scalars = dict[str, jax.Array]
@@ -82,100 +85,110 @@ def group_loss(
     return jnp.sum(jnp.stack(parts))
 
 
+class Sums(NamedTuple):
+    """What the loop carries from microbatch to microbatch.
+
+    Attributes:
+      terms: sum of each term, scalars.
+      grads: accumulators, normalised; this replica's share.
+      aux: auxiliary output so far.
+      state: the caller's mutable state.
+    """
+
+    terms: Scalars
+    grads: Tree
+    aux: Any
+    state: Any
+
+
 def accumulate(
-    terms_and_aux: Callable[..., tuple[Any, Any]],
+    forward: Callable[[Tree, Any, Any], tuple[Scalars, tuple[Any, Any]]],
     params: Tree,
-    microbatch: Callable[[Any], tuple[Any, ...]],
+    state: Any,
     weights: GroupWeights,
+    layout: Layout,
     *,
-    size: int,
     scale: Any,
     floor: Any,
     aux_how: Any,
-    axes: tuple[Any, ...],
-) -> tuple[Scalars, Tree, Any]:
+) -> Sums:
     """Runs the microbatches of one replica forward and backward.
 
     Args:
-      terms_and_aux: `(params, *microbatch(a))` to terms by name and auxiliary output.
-      params: parameters; varying over `axes` where JAX tracks that.
-      microbatch: from an index to the further arguments.
+      forward: `(params, index, state)` to the sums by term, and auxiliary output and state.
+      params: parameters, or this replica's shards of them as `layout` says.
+      state: mutable state that the microbatches hand on.
       weights: of the group.
-      size: A.
-      scale: loss scale or `None`.
+      layout: of parameters and accumulators.
+      scale: loss scale, or `None`.
       floor: the narrowest dtype of an accumulator.
-      aux_how: what to do with the auxiliary output.
-      axes: bound axes over which replicas differ.
-
-    Returns:
-      Sums by term, the accumulated gradient (normalised, this replica's share) and the
-      auxiliary output.
+      aux_how: what to do with the auxiliary output, a tree like it.
     """
     names = list(weights.each)
+    size = weights.counts.size
+    whole = params if layout.gather_each else layout.gather(params)
 
-    def forward(params: Tree, a: Any) -> tuple[Scalars, Any]:
-        terms, aux = terms_and_aux(params, *microbatch(a))
-        return {name: jnp.asarray(terms[name].total) for name in names}, aux
-
-    def one(a: Any, apart: bool) -> tuple[Scalars, list[tuple[jax.Array, Tree]], Any]:
-        """Sums of microbatch `a`, and gradients with whether they count."""
-        totals, pull, aux = jax.vjp(lambda p: forward(p, a), params, has_aux=True)
+    def pulls_of(totals: Scalars, pull: Any, a: Any, apart: bool) -> list[tuple[jax.Array, Tree]]:
+        """Gradients of a microbatch, each with whether it counts."""
         seeds = {name: weights.seeds[name][a] for name in names}
         if scale is not None:
             seeds = {name: seed * scale for name, seed in seeds.items()}
         seeds = {name: seed.astype(totals[name].dtype) for name, seed in seeds.items()}
-        if axes:  # a cotangent has the type of its value
-            seeds = _replicas.as_varying(seeds, axes)
+        seeds = as_varying(seeds, layout.axes)  # a cotangent has the type of its value
         if not apart:
-            return totals, [(weights.counts[a], pull(seeds)[0])], aux
+            return [(weights.counts[a], pull(seeds)[0])]
         none = {name: jnp.zeros_like(seed) for name, seed in seeds.items()}
-        pulls = [
-            (weights.each[name][a] != 0, pull(none | {name: seeds[name]})[0]) for name in names
-        ]
-        return totals, pulls, aux
+        return [(weights.each[name][a] != 0, pull(none | {name: seeds[name]})[0]) for name in names]
 
-    shapes, aux_shapes = jax.eval_shape(forward, params, 0)
-    how = _aux.spread(aux_how, aux_shapes)
-    if len(names) > 1 and "mean" in jax.tree.leaves(how):
-        raise ValueError(
-            f"aux='mean' does not know by which of the weights {names}: use 'sum' and divide, "
-            "or return the metric as a term with coefficient 0."
+    def take(a: Any, so_far: Sums, params: Tree, apart: bool) -> Sums:
+        params = layout.gather(params) if layout.gather_each else params
+        totals, pull, (aux, state) = jax.vjp(
+            lambda p: forward(p, a, so_far.state), params, has_aux=True
         )
-    first = names[0]
-
-    def take(a: Any, so_far: tuple[Any, Any, Any], apart: bool) -> tuple[Any, Any, Any]:
-        sums, acc, extra = so_far
-        totals, pulls, aux = one(a, apart)
-        sums = {
+        terms = {
             name: s + jnp.where(weights.each[name][a] == 0, 0, totals[name].astype(s.dtype))
-            for name, s in sums.items()
+            for name, s in so_far.terms.items()
         }
-        for counts, grads in pulls:
-            acc = jax.tree.map(lambda x, g: x + jnp.where(counts, g.astype(x.dtype), 0), acc, grads)  # noqa: B023
-        return sums, acc, _aux.add(how, extra, aux, a, weights.each[first][a])
+        acc = so_far.grads
+        for counts, grads in pulls_of(totals, pull, a, apart):
+            grads = jax.tree.map(partial(_kept, counts, floor), grads)
+            acc = jax.tree.map(jnp.add, acc, layout.scatter(grads) if layout.each else grads)
+        aux = _aux.add(aux_how, so_far.aux, aux, a, weights.each[names[0]][a])
+        return Sums(terms, acc, aux, jax.tree.map(accumulator.as_dtype_of, state, so_far.state))
 
-    def start(params: Tree) -> tuple[Any, Any, Any]:
-        sums = {
-            name: jnp.zeros((), jnp.promote_types(s.dtype, jnp.float32))
-            for name, s in shapes.items()
+    totals, (aux, _) = jax.eval_shape(forward, _shapes(whole, params, layout), 0, state)
+
+    def start(params: Tree) -> Sums:
+        terms = {
+            name: jnp.zeros((), jnp.promote_types(total.dtype, jnp.float32))
+            for name, total in totals.items()
         }
-        extra = _aux.start(how, aux_shapes, size)
-        sums, extra = _replicas.as_varying((sums, extra), axes) if axes else (sums, extra)
-        return sums, accumulator.zeros_like(params, floor=floor), extra
+        # Where the parameters are still shards, what is gathered here gives a shape only.
+        shaped = layout.gather(params) if layout.gather_each else params
+        grads = accumulator.zeros_like(shaped, floor=floor)
+        extra = _aux.start(aux_how, aux, size)
+        terms, extra, own = as_varying((terms, extra, state), layout.axes)
+        return Sums(terms, layout.shards(grads), extra, own)
 
-    def loop(params: Tree, apart: bool) -> tuple[Any, Any, Any]:
+    def loop(params: Tree, apart: bool) -> Sums:
         if size == 1:
-            return take(0, start(params), apart)
+            return take(0, start(params), params, apart)
         return jax.lax.fori_loop(
-            0, weights.active, lambda a, so_far: take(a, so_far, apart), start(params)
+            0, weights.active, lambda a, sums: take(a, sums, params, apart), start(params)
         )
 
     if len(names) == 1:
-        sums, acc, extra = loop(params, False)
-    else:
-        # One backward pass serves all terms, unless some term weighs nothing where others
-        # do: its gradient may then hold NaN, which only a pass of its own keeps out.
-        sums, acc, extra = jax.lax.cond(
-            weights.mixed, lambda p: loop(p, True), lambda p: loop(p, False), params
-        )
-    return sums, acc, _aux.finish(how, extra, weights.totals[first])
+        return loop(whole, False)
+    # One backward pass serves all terms, unless some term weighs nothing where others
+    # do: its gradient may then hold NaN, which only a pass of its own keeps out.
+    return jax.lax.cond(weights.mixed, lambda p: loop(p, True), lambda p: loop(p, False), whole)
+
+
+def _kept(counts: jax.Array, floor: Any, grad: jax.Array) -> jax.Array:
+    """A gradient in the dtype of its accumulator; 0 where it does not count, even for NaN."""
+    return jnp.where(counts, grad.astype(jnp.promote_types(grad.dtype, floor)), 0)
+
+
+def _shapes(whole: Tree, params: Tree, layout: Layout) -> Tree:
+    """The shapes of whole parameters, where they are still to be gathered."""
+    return jax.eval_shape(layout.gather, params) if layout.gather_each else whole

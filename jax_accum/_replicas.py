@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 AxisName = Any
 """A name of a mapped axis, or a tuple of names."""
@@ -54,7 +55,7 @@ def is_tracked(names: tuple[Any, ...]) -> bool:
 
 def as_varying(tree: Any, names: tuple[Any, ...]) -> Any:
     """`tree`, every leaf typed as differing over the bound axes `names`; no data moves."""
-    if not is_tracked(names):
+    if not names or not is_tracked(names):
         return tree
 
     def cast(x: Any) -> Any:
@@ -74,3 +75,32 @@ def require_varying(tree: Any, names: tuple[Any, ...], what: str) -> None:
                 "jax.lax.pcast(params, axis_name, to='varying') to get each replica's own "
                 "gradient, or leave axis_name out."
             )
+
+
+def require_different(batch: Any, flags: Any, names: tuple[Any, ...]) -> None:
+    """Raises a `ValueError` if all replicas have been given the same batch."""
+    if not names or not is_tracked(names):
+        return
+    pairs = zip(jax.tree.leaves(batch), jax.tree.leaves(flags), strict=True)
+    seen = frozenset().union(*(varying_axes(x) for x, is_split in pairs if is_split))
+    if missing := [name for name in names if name not in seen]:
+        raise ValueError(
+            f"batch is the same on all replicas of {missing}: each example would count once per "
+            "replica. Shard it: in_specs=PartitionSpec(axis_name) for the batch in your shard_map."
+        )
+
+
+def reduced_state(state: Any, how: str, names: tuple[Any, ...]) -> Any:
+    """One state from that of every replica: the `"mean"`, or that of the `"first"`."""
+    if not names:
+        return state
+
+    def mean(x: Any) -> Any:
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            return jax.lax.pmean(x, names)
+        return jax.lax.pmax(x, names)
+
+    def first(x: Any) -> Any:
+        return jax.lax.psum(jnp.where(jax.lax.axis_index(names) == 0, x, jnp.zeros_like(x)), names)
+
+    return jax.tree.map(mean if how == "mean" else first, state)

@@ -95,3 +95,35 @@ def split(leaf: Any, microbatches: int) -> jax.Array:
     """`[A * m, ...]` to `[A, m, ...]`, consecutive rows together."""
     x = jnp.asarray(leaf)
     return x.reshape(microbatches, x.shape[0] // microbatches, *x.shape[1:])
+
+
+def require_rows(batch: Tree, flags: Tree, microbatches: int | None, replicas: int) -> None:
+    """Raises a `ValueError` unless the batch can be cut, or is cut, for so many replicas."""
+    rows = rows_of(batch, flags)
+    if microbatches is not None:
+        require_divisible(rows, microbatches, replicas, "batch")
+        return
+    if rows == 0:
+        raise ValueError("batch holds no microbatches: its leading size is 0.")
+    for x, is_split in zip(jax.tree.leaves(batch), jax.tree.leaves(flags), strict=True):
+        if is_split and jnp.ndim(x) < 2:
+            raise ValueError(
+                f"microbatches=None wants a grouped batch, [A, m, ...], but a leaf has shape "
+                f"{jnp.shape(x)}. Pass the number of microbatches to have the batch split."
+            )
+        if is_split and jnp.shape(x)[1] % replicas:
+            raise ValueError(
+                f"batch has microbatches of {jnp.shape(x)[1]} rows, which {replicas} replicas do "
+                "not divide."
+            )
+
+
+def take(batch: Tree, flags: Tree, index: Any) -> Tree:
+    """Microbatch `index` of a grouped batch; shared leaves whole."""
+
+    def one(x: Any, is_split: bool) -> Any:
+        if not is_split:
+            return x
+        return jax.lax.dynamic_index_in_dim(jnp.asarray(x), index, 0, keepdims=False)
+
+    return jax.tree.map(one, batch, flags)
