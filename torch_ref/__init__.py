@@ -8,5 +8,9 @@ Import from the modules; each stands for a few facts and is readable in one sitt
 - `torch_ref.accumulate`: the gradient of a group
 - `torch_ref.unchanged`: no parameter changes inside a group
 - `torch_ref.train`: one update per group, counted
+- `torch_ref.amp`: loss scaling and autocast
+- `torch_ref.replicas`: DistributedDataParallel, one reduction per update
+- `torch_ref.launch`: processes on this machine, bounded in time
+- `torch_ref.memory`: what a group needs at its peak
 - `torch_ref.undivided`: the whole batch at once, to judge the others by
 """
