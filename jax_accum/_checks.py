@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 
 def checked_int(value: Any, name: str) -> int:
@@ -72,6 +73,21 @@ def check_weight(weight: Any) -> jax.Array:
     if not 0 <= np.asarray(weight) < np.inf:
         raise ValueError(f"weight must be finite and at least 0, got {weight}.")
     return jnp.asarray(float(weight) if isinstance(weight, int) else weight, floating)
+
+
+def as_transformation(inner: Any, name: str) -> optax.GradientTransformationExtraArgs:
+    """An optimizer as a transformation that takes extra arguments, and keeps none from `inner`.
+
+    An object such as `MultiSteps` is not one itself, but makes one.
+    """
+    if hasattr(inner, "gradient_transformation"):
+        inner = inner.gradient_transformation()
+    if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
+        raise TypeError(
+            f"{name} must be an Optax gradient transformation, such as optax.adamw(1e-3), "
+            f"got {inner!r}."
+        )
+    return optax.with_extra_args_support(inner)
 
 
 def check_flag(flag: Any, name: str) -> bool | jax.Array:

@@ -2,12 +2,13 @@
 
 Without 64-bit mode JAX offers int32, which wraps at 2^31, and float32, which
 stalls at 2^24: a long run has more tokens than either. A counter here is two
-uint32, low word first, with a carry. The counters of a transform are one array,
-so that they cost one buffer and not seven.
+uint32 with a carry between them. Counters go together in one array of low words and
+one of high words: few buffers, and each can be updated in place.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -23,18 +24,28 @@ NAMES = (*SEEN, "attempts", "updates", "skipped_nonfinite", "skipped_empty")
 """All counters, in the order of the rows of `Counts`."""
 
 
+class Words(NamedTuple):
+    """Counters `[n]`, or one, as their low and high words, uint32."""
+
+    low: jax.Array
+    high: jax.Array
+
+
 class Counts(NamedTuple):
     """What the closed groups of a run came to.
 
+    A row per counter, in this order: microbatches that entered a group; examples in them,
+    as told by `examples=`; supervised tokens in them, as told by `weight=`; attempts (groups
+    that reached their end); updates (attempts that changed the parameters); attempts skipped
+    for a non-finite gradient; attempts skipped because nothing was supervised.
+
     Attributes:
-      words: `[7, 2]`, uint32. A row per counter, low word first, in this order:
-        microbatches that entered a group; examples in them, as told by `examples=`;
-        supervised tokens in them, as told by `weight=`; attempts (groups that reached
-        their end); updates (attempts that changed the parameters); attempts skipped
-        for a non-finite gradient; attempts skipped because nothing was supervised.
+      low: `[7]`, uint32. The counters modulo 2^32.
+      high: `[7]`, uint32. The counters divided by 2^32.
     """
 
-    words: jax.Array
+    low: jax.Array
+    high: jax.Array
 
 
 class Outcome(NamedTuple):
@@ -47,55 +58,63 @@ class Outcome(NamedTuple):
 
 def zero_counts() -> Counts:
     """All counters at 0."""
-    return Counts(jnp.zeros((len(NAMES), 2), jnp.uint32))
+    return Counts(jnp.zeros(len(NAMES), jnp.uint32), jnp.zeros(len(NAMES), jnp.uint32))
 
 
-def zero_seen() -> jax.Array:
-    """Nothing seen: `[3, 2]`, uint32."""
-    return jnp.zeros((len(SEEN), 2), jnp.uint32)
+def zero_seen() -> Words:
+    """Nothing seen: `[3]`."""
+    return Words(jnp.zeros(len(SEEN), jnp.uint32), jnp.zeros(len(SEEN), jnp.uint32))
 
 
-def as_counter(n: Any) -> jax.Array:
-    """`n` as a counter, `[2]`: a bool, an integer, or a number rounded to the nearest integer.
+def as_counter(n: Any, name: str) -> Words:
+    """`n` as a counter: a bool, an integer, or a number rounded to the nearest integer.
 
     Python and NumPy numbers are exact at any size. Negative or non-finite traced numbers
     count as 0.
+
+    Raises:
+      ValueError: `n` is not a scalar, or a concrete negative or non-finite number.
     """
+    if jnp.shape(n) != ():
+        raise ValueError(f"{name} must be a scalar, got shape {jnp.shape(n)}.")
     if isinstance(n, (int, float, np.integer, np.floating)):
-        exact = max(round(n), 0)
-        return jnp.array([exact % WORD, exact // WORD], jnp.uint32)
+        if not 0 <= n < math.inf:
+            raise ValueError(f"{name} must be a finite number of at least 0, got {n}.")
+        high, low = divmod(round(n), WORD)
+        return Words(jnp.uint32(low), jnp.uint32(high))
     n = jnp.asarray(n)
     if jnp.issubdtype(n.dtype, jnp.floating):
         # float16 cannot hold a word; division by a power of two keeps both parts exact.
         whole = n.astype(jnp.promote_types(n.dtype, jnp.float32))
         whole = jnp.round(jnp.where(jnp.isfinite(whole) & (whole > 0), whole, 0))
         high = jnp.floor(whole / float(WORD))
-        return jnp.stack([whole - high * float(WORD), high]).astype(jnp.uint32)
+        return Words((whole - high * float(WORD)).astype(jnp.uint32), high.astype(jnp.uint32))
     if n.dtype == bool:
         n = n.astype(jnp.uint32)
     n = jnp.maximum(n, 0)
     high = n >> 32 if n.dtype.itemsize == 8 else jnp.zeros_like(n)
-    return jnp.stack([n.astype(jnp.uint32), high.astype(jnp.uint32)])
+    return Words(n.astype(jnp.uint32), high.astype(jnp.uint32))
 
 
-def seen_in(microbatches: Any, examples: Any, tokens: Any) -> jax.Array:
-    """What a microbatch adds to `SEEN`: `[3, 2]`; `None` adds nothing."""
-    return jnp.stack([as_counter(0 if n is None else n) for n in (microbatches, examples, tokens)])
+def seen_in(microbatches: Any, examples: Any, tokens: Any) -> Words:
+    """What a microbatch adds to `SEEN`, `[3]`; `None` adds nothing."""
+    given = zip(SEEN, (microbatches, examples, tokens), strict=True)
+    each = [as_counter(0 if n is None else n, name) for name, n in given]
+    return Words(jnp.stack([n.low for n in each]), jnp.stack([n.high for n in each]))
 
 
-def add(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The sum of counters, `[..., 2]`."""
-    low = a[..., 0] + b[..., 0]
-    carry = (low < a[..., 0]).astype(jnp.uint32)
-    return jnp.stack([low, a[..., 1] + b[..., 1] + carry], axis=-1)
+def add(a: Words | Counts, b: Words) -> Words:
+    """The sum of counters."""
+    low = a.low + b.low
+    return Words(low, a.high + b.high + (low < b.low).astype(jnp.uint32))
 
 
-def psum(counter: jax.Array, axis_name: Any) -> jax.Array:
+def psum(counter: Words, axis_name: Any) -> Words:
     """The sum of counters over replicas: 16 bits at a time, so that no word wraps.
 
     Exact for fewer than 65,536 replicas.
     """
-    low, high = counter[..., 0], counter[..., 1]
+    low, high = counter
     limbs = jnp.stack([low & 0xFFFF, low >> 16, high & 0xFFFF, high >> 16])
     limbs = jax.lax.psum(limbs, axis_name)
     carry = jnp.zeros_like(limbs[0])
@@ -104,21 +123,23 @@ def psum(counter: jax.Array, axis_name: Any) -> jax.Array:
         total = limb + carry
         digits.append(total & 0xFFFF)
         carry = total >> 16
-    return jnp.stack([digits[0] | digits[1] << 16, digits[2] | digits[3] << 16], axis=-1)
+    return Words(digits[0] | digits[1] << 16, digits[2] | digits[3] << 16)
 
 
-def closed(before: Counts, seen: jax.Array, came_to: Outcome) -> Counts:
+def closed(before: Counts, seen: Words, came_to: Outcome) -> Counts:
     """The counters after an attempt on a group that saw so much."""
     happened = jnp.stack([jnp.ones((), bool), *came_to]).astype(jnp.uint32)
-    happened = jnp.stack([happened, jnp.zeros_like(happened)], axis=-1)
-    return Counts(add(before.words, jnp.concatenate([seen, happened])))
+    more = Words(
+        jnp.concatenate([seen.low, happened]),
+        jnp.concatenate([seen.high, jnp.zeros_like(happened)]),
+    )
+    return Counts(*add(before, more))
 
 
-def to_ints(words: Any) -> list[int]:
-    """Counters `[..., n, 2]` as n Python ints; stacked over replicas, they are added up."""
-    words = np.asarray(words).astype(object)
-    words = words.reshape(-1, *words.shape[-2:]).sum(axis=0)
-    return [int(low + high * WORD) for low, high in words]
+def to_ints(words: Words | Counts) -> list[int]:
+    """Counters as Python ints; where stacked over replicas, `[..., n]`, they are added up."""
+    total = np.asarray(words.low).astype(object) + np.asarray(words.high).astype(object) * WORD
+    return [int(n) for n in total.reshape(-1, total.shape[-1]).sum(axis=0)]
 
 
 def _counts_something(node: Any) -> bool:
@@ -152,7 +173,7 @@ def outcome(before: Any, after: Any) -> Outcome:
 
     def moved(name: str) -> jax.Array:
         row = NAMES.index(name)
-        flags = [jnp.any(_words(a)[..., row, :] != _words(b)[..., row, :]) for a, b in pairs]
+        flags = [jnp.any(_total(a).low[..., row] != _total(b).low[..., row]) for a, b in pairs]
         return jnp.any(jnp.stack(flags))
 
     updated = moved("updates")
@@ -160,8 +181,28 @@ def outcome(before: Any, after: Any) -> Outcome:
     return Outcome(updated, nonfinite, ~(updated | nonfinite))
 
 
-def _words(node: Any) -> Any:
-    return node.words if isinstance(node, Counts) else node.counts.words
+def marks(before: Any, after: Any) -> Any:
+    """`outcome` in a form that a branch can return cheaply: `()` where nothing is counted."""
+    if not has_counts(before):
+        return ()
+    came_to = outcome(before, after)
+    return jnp.stack([came_to.updated, came_to.nonfinite])
+
+
+def no_marks(state: Any) -> Any:
+    """What `marks` would be if nothing had been attempted."""
+    return jnp.zeros(2, bool) if has_counts(state) else ()
+
+
+def outcome_of(mark: Any, tried: Any) -> Outcome:
+    """The outcome that `marks` tells of, where an attempt was `tried` (boolean scalar) or not."""
+    tried = jnp.asarray(tried)
+    updated, nonfinite = (tried, jnp.zeros((), bool)) if isinstance(mark, tuple) else mark
+    return Outcome(updated, nonfinite, ~(updated | nonfinite))
+
+
+def _total(node: Any) -> Counts:
+    return node if isinstance(node, Counts) else node.counts
 
 
 def counts(opt_state: Any) -> dict[str, int]:
@@ -194,7 +235,7 @@ def counts(opt_state: Any) -> dict[str, int]:
     """
     found = []
     for node in _outermost(opt_state):
-        total = to_ints(_words(node))
+        total = to_ints(_total(node))
         pending = [0] * len(NAMES) if isinstance(node, Counts) else node.pending_counts()
         found.append(dict(zip(NAMES, map(sum, zip(total, pending, strict=True)), strict=True)))
     if not found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import optax
 
 from jax_accum import _accumulator as accumulator
 from jax_accum import _counts, _replicas
-from jax_accum._checks import check_weight, checked_int
+from jax_accum._checks import as_transformation, check_weight, checked_int
 from jax_accum._loss_scale import DynamicLossScale
 
 Tree = Any
@@ -34,13 +35,36 @@ class GuardState(NamedTuple):
     loss_scale: Any
 
 
+class GuardedTransformation(optax.GradientTransformationExtraArgs):
+    """What `guard` returns: an Optax transformation, and the same with the parameters in place.
+
+    Attributes:
+      attempt: `(sums, finish, state, params, in_place=False, **extra_args)`: guards
+        `finish(sums)`, which so never needs a buffer of its own. Returns updates, or with
+        `in_place` the parameters, and the new state. A skip hands back the very parameters,
+        where adding a zero would turn -0.0 into 0.0.
+    """
+
+    attempt: Callable[..., tuple[Any, Any]]
+
+    def apply(
+        self, grads: Tree, state: GuardState, params: Tree, **extra_args: Any
+    ) -> tuple[Tree, GuardState]:
+        """The parameters and the state after an attempt; arguments are those of `update`."""
+        return self.attempt(grads, _as_is, state, params, in_place=True, **extra_args)
+
+
+def _as_is(grads: Tree) -> Tree:
+    return grads
+
+
 def guard(
     inner: optax.GradientTransformation,
     *,
     on_nonfinite: str = "skip",
     loss_scale: DynamicLossScale | None = None,
     max_consecutive_skips: int | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> GuardedTransformation:
     """Runs `inner` on gradients that are finite, and on others leaves everything as it is.
 
     Each call is an attempt: undo the loss scale, look at every entry of the gradient
@@ -89,7 +113,7 @@ def guard(
         )
     if max_consecutive_skips is not None:
         checked_int(max_consecutive_skips, "max_consecutive_skips")
-    inner = optax.with_extra_args_support(inner)
+    inner = as_transformation(inner, "inner")
 
     def init(params: Tree) -> GuardState:
         return GuardState(
@@ -100,43 +124,52 @@ def guard(
             loss_scale=() if loss_scale is None else loss_scale.init(),
         )
 
-    def update(
-        updates: Tree,
+    def attempt(
+        sums: Tree,
+        finish: Callable[[Tree], Tree],
         state: GuardState,
-        params: Tree | None = None,
+        params: Tree | None,
         *,
+        in_place: bool = False,
         weight: Any = None,
         examples: Any = None,
         microbatches: Any = 1,
         tokens: Any = None,
         **extra_args: Any,
     ) -> tuple[Tree, GuardState]:
-        some = jnp.ones((), bool) if weight is None else check_weight(weight) != 0
+        w = jnp.ones(()) if weight is None else check_weight(weight)
+        some = w != 0
+        # What counts microbatches inside (an optimizer that accumulates) is told as well.
+        told = {"weight": weight, "examples": examples, "tokens": tokens}
+        extra_args |= {name: value for name, value in told.items() if value is not None}
 
-        def inner_update(updates: Tree, inner_state: Any, params: Tree | None) -> tuple[Tree, Any]:
-            return inner.update(updates, inner_state, params, **extra_args)
+        def inner_update(grads: Tree, inner_state: Any, params: Tree | None) -> tuple[Tree, Any]:
+            return inner.update(grads, inner_state, params, **extra_args)
 
-        alone, _ = jax.eval_shape(inner_update, updates, state.inner_state, params)
-        finite = accumulator.all_finite(updates)
+        grads = finish(sums)
+        alone, _ = jax.eval_shape(inner_update, grads, state.inner_state, params)
+        finite = accumulator.all_finite(grads) & ~jnp.isnan(w)
         # Shards of one gradient on several devices: one not finite, none is.
         if axes := tuple(_replicas.varying_axes(finite)):
             finite = jax.lax.pmin(finite.astype(jnp.int32), axes) != 0
 
-        def run(updates: Tree, inner_state: Any, params: Tree | None) -> tuple[Tree, Any]:
+        def run(sums: Tree, params: Tree | None, inner_state: Any) -> tuple[Tree, Any]:
+            grads = finish(sums)
             if loss_scale is not None:
-                updates = _unscaled(updates, state.loss_scale.scale)
-            new, new_state = inner_update(updates, inner_state, params)
-            return (
-                jax.tree.map(accumulator.as_dtype_of, new, alone),
-                jax.tree.map(accumulator.as_dtype_of, new_state, inner_state),
-            )
+                grads = _unscaled(grads, state.loss_scale.scale)
+            new, new_state = inner_update(grads, inner_state, params)
+            if in_place:
+                new = optax.apply_updates(params, new)
+            else:
+                new = jax.tree.map(accumulator.as_dtype_of, new, alone)
+            return new, jax.tree.map(accumulator.as_dtype_of, new_state, inner_state)
 
-        def hold(updates: Tree, inner_state: Any, params: Tree | None) -> tuple[Tree, Any]:
-            return jax.tree.map(jnp.zeros_like, alone), inner_state
+        def hold(sums: Tree, params: Tree | None, inner_state: Any) -> tuple[Tree, Any]:
+            return params if in_place else jax.tree.map(jnp.zeros_like, alone), inner_state
 
         runs = some & finite if on_nonfinite == "skip" else some
         # The branch that changes nothing is the one for false, or XLA copies the state.
-        new, inner_state = jax.lax.cond(runs, run, hold, updates, state.inner_state, params)
+        out, inner_state = jax.lax.cond(runs, run, hold, sums, params, state.inner_state)
 
         came_to = _counts.Outcome(runs, some & ~runs, ~some)
         seen = _counts.seen_in(microbatches, examples, weight if tokens is None else tokens)
@@ -152,11 +185,18 @@ def guard(
         if loss_scale is not None:
             moved = loss_scale.after(scale, finite)
             scale = jax.tree.map(lambda new, old: jnp.where(some, new, old), moved, scale)
-        return new, GuardState(
+        return out, GuardState(
             inner_state, _counts.closed(state.counts, seen, came_to), skips, exhausted, scale
         )
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    def update(
+        updates: Tree, state: GuardState, params: Tree | None = None, **extra_args: Any
+    ) -> tuple[Tree, GuardState]:
+        return attempt(updates, _as_is, state, params, **extra_args)
+
+    guarded = GuardedTransformation(init, update)
+    guarded.attempt = attempt
+    return guarded
 
 
 def _unscaled(grads: Tree, scale: jax.Array) -> Tree:

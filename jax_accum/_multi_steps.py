@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,10 @@ from jax.sharding import PartitionSpec
 
 from jax_accum import _accumulator as accumulator
 from jax_accum import _counts, _replicas
-from jax_accum._checks import as_k, check_flag, check_weight, checked_schedule
-from jax_accum._multi_steps_state import (
-    MultiStepsState,
-    OpenGroup,
-    is_empty,
-    is_stacked,
-    stacked,
-    unstacked,
-)
+from jax_accum._checks import as_transformation, checked_schedule
+from jax_accum._guard import GuardedTransformation
+from jax_accum._multi_steps_call import Finish, Microbatch, Rules, enter, leave
+from jax_accum._multi_steps_state import MultiStepsState, OpenGroup
 
 Tree = Any
 
@@ -93,8 +88,8 @@ class MultiSteps:
         loss_reduction: str = "mean",
         compensated: bool = False,
     ):
-        self._opt = optax.with_extra_args_support(opt)
-        self._constant_k, self._every_k_schedule = checked_schedule(every_k_schedule)
+        self._opt = as_transformation(opt, "opt")
+        constant_k, schedule = checked_schedule(every_k_schedule)
         if loss_reduction not in ("mean", "sum"):
             raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}.")
         if should_skip_update_fn is not None and axis_name is not None:
@@ -103,12 +98,16 @@ class MultiSteps:
                 "replicas could disagree. Wrap the inner optimizer in jax_accum.guard, which "
                 "decides on the gradient of the whole group."
             )
-        self._use_grad_mean = use_grad_mean
-        self._should_skip_update_fn = should_skip_update_fn
-        self._floor = accumulator.floor_dtype(accumulator_dtype)
-        self._axes = _replicas.axis_names(axis_name)
-        self._scale = loss_reduction == "mean"
-        self._compensated = compensated
+        self._rules = Rules(
+            constant_k=constant_k,
+            schedule=schedule,
+            normalise=use_grad_mean,
+            scale=loss_reduction == "mean",
+            should_skip=should_skip_update_fn,
+            floor=accumulator.floor_dtype(accumulator_dtype),
+            axes=_replicas.axis_names(axis_name),
+            compensated=compensated,
+        )
 
     @property
     def inner_opt(self) -> optax.GradientTransformationExtraArgs:
@@ -128,31 +127,32 @@ class MultiSteps:
           TypeError: a leaf of `params` is not an array.
           ValueError: `replicas` below 1, or without `axis_name`.
         """
+        rules = self._rules
         accumulator.require_arrays(params, "params")
-        if replicas is not None and (not self._axes or replicas < 1):
+        if replicas is not None and (not rules.axes or replicas < 1):
             raise ValueError(
                 f"replicas={replicas} must be at least 1, and goes together with axis_name."
             )
         gradient_step = jnp.zeros((), jnp.int32)
         skip_state: Any = ()
-        if self._should_skip_update_fn is not None:
+        if rules.should_skip is not None:
             nothing = accumulator.zeros_like(params)
-            _, skip_state = self._should_skip_update_fn(nothing, gradient_step, params)
+            _, skip_state = rules.should_skip(nothing, gradient_step, params)
 
         def local(tree: Tree) -> Tree:
             if replicas is not None:
                 return jax.tree.map(lambda x: jnp.zeros((replicas, *x.shape), x.dtype), tree)
-            bound = bool(self._axes) and _replicas.is_bound(self._axes)
-            return _replicas.as_varying(tree, self._axes) if bound else tree
+            bound = bool(rules.axes) and _replicas.is_bound(rules.axes)
+            return _replicas.as_varying(tree, rules.axes) if bound else tree
 
         def accumulators() -> Tree:
-            return local(accumulator.zeros_like(params, floor=self._floor))
+            return local(accumulator.zeros_like(params, floor=rules.floor))
 
-        keeps = self._constant_k != 1
+        keeps = rules.constant_k != 1
         group = OpenGroup(
             weight=local(jnp.zeros((), jnp.result_type(float))),
             seen=local(_counts.zero_seen()),
-            k=self._k(gradient_step),
+            k=rules.k(gradient_step),
         )
         return MultiStepsState(
             mini_step=jnp.zeros((), jnp.int32),
@@ -160,7 +160,7 @@ class MultiSteps:
             inner_opt_state=self._opt.init(params),
             acc_grads=accumulators() if keeps else (),
             skip_state=skip_state,
-            compensation=accumulators() if keeps and self._compensated else (),
+            compensation=accumulators() if keeps and rules.compensated else (),
             group=group,
             counts=_counts.zero_counts(),
             updated=jnp.zeros((), bool),
@@ -207,16 +207,25 @@ class MultiSteps:
           TypeError: a gradient is of integer type, or wider than its accumulator; `flush`
             is not boolean.
         """
-        call = self._enter(updates, state, params, weight, examples, flush, microbatches, tokens)
+        batch = Microbatch(updates, weight, examples, flush, microbatches, tokens)
+        call = enter(self._rules, batch, state, params)
 
         inner_update = partial(self._opt.update, **extra_args)
         alone, _ = jax.eval_shape(inner_update, call.like, state.inner_opt_state, params)
 
-        def attempt(mean: Tree, inner: Any, params: Tree | None) -> tuple[Tree, Any]:
-            new, inner = inner_update(mean, inner, params)
+        def attempt(
+            sums: Tree, finish: Finish, inner: Any, params: Tree | None
+        ) -> tuple[Tree, Any]:
+            if isinstance(self._opt, GuardedTransformation):
+                new, inner = self._opt.attempt(sums, finish, inner, params, **extra_args)
+            else:
+                new, inner = inner_update(finish(sums), inner, params)
             return jax.tree.map(accumulator.as_dtype_of, new, alone), inner
 
-        return self._leave(call, attempt, lambda params: jax.tree.map(jnp.zeros_like, alone))
+        def hold(params: Tree | None) -> Tree:
+            return jax.tree.map(jnp.zeros_like, alone)
+
+        return leave(self._rules, call, attempt, hold)
 
     def apply(
         self,
@@ -247,13 +256,16 @@ class MultiSteps:
         Returns:
           The parameters and the new state.
         """
-        call = self._enter(grads, state, params, weight, examples, flush, microbatches, tokens)
+        batch = Microbatch(grads, weight, examples, flush, microbatches, tokens)
+        call = enter(self._rules, batch, state, params)
 
-        def attempt(mean: Tree, inner: Any, params: Tree) -> tuple[Tree, Any]:
-            updates, inner = self._opt.update(mean, inner, params, **extra_args)
+        def attempt(sums: Tree, finish: Finish, inner: Any, params: Tree) -> tuple[Tree, Any]:
+            if isinstance(self._opt, GuardedTransformation):
+                return self._opt.attempt(sums, finish, inner, params, in_place=True, **extra_args)
+            updates, inner = self._opt.update(finish(sums), inner, params, **extra_args)
             return optax.apply_updates(params, updates), inner
 
-        return self._leave(call, attempt, lambda params: params)
+        return leave(self._rules, call, attempt, lambda params: params)
 
     def has_updated(self, state: Any) -> jax.Array:
         """Whether the very call that returned `state` changed the parameters; boolean scalar."""
@@ -269,7 +281,7 @@ class MultiSteps:
         For `in_specs` and `out_specs` of `jax.shard_map`: the accumulators of each replica
         are its own, everything else is the same on all.
         """
-        own, same = PartitionSpec(self._axes), PartitionSpec()
+        own, same = PartitionSpec(self._rules.axes), PartitionSpec()
 
         def every(tree: Tree, spec: Any) -> Tree:
             return jax.tree.map(lambda _: spec, tree)
@@ -279,160 +291,3 @@ class MultiSteps:
             compensation=every(state.compensation, own),
             group=every(state.group, own)._replace(k=same),
         )
-
-    def _k(self, gradient_step: jax.Array) -> jax.Array:
-        return as_k(self._every_k_schedule(gradient_step))
-
-    def _enter(
-        self,
-        grads: Tree,
-        state: MultiStepsState,
-        params: Tree | None,
-        weight: Any,
-        examples: Any,
-        flush: Any,
-        microbatches: Any,
-        tokens: Any,
-    ) -> _Call:
-        """Takes the microbatch into the open group, and sees whether that fills it."""
-        flush = check_flag(flush, "flush")
-        w = None if weight is None else check_weight(weight)
-        _replicas.require_bound(self._axes)
-        own = unstacked(state) if self._axes and is_stacked(state) else state
-        keeps = not is_empty(own.acc_grads)
-
-        skip: Any = grads is None
-        skip_state = state.skip_state
-        if grads is not None:
-            grads = self._checked(grads, own, params)
-            if self._should_skip_update_fn is not None:
-                skip, skip_state = self._should_skip_update_fn(grads, state.gradient_step, params)
-                skip = check_flag(skip, "the first result of should_skip_update_fn")
-        if skip is not False:  # what is rejected weighs nothing
-            w = jnp.where(skip, 0, jnp.ones_like(own.group.weight) if w is None else w)
-
-        first = own.mini_step == 0
-
-        def so_far(x: jax.Array) -> jax.Array:
-            return jnp.where(first, jnp.zeros_like(x), x)
-
-        seen = _counts.seen_in(microbatches, examples, weight if tokens is None else tokens)
-        k = self._k(state.gradient_step)
-        group = own.group._replace(
-            weight=so_far(own.group.weight)
-            + (1 if w is None else w.astype(own.group.weight.dtype)),
-            seen=_counts.add(so_far(own.group.seen), jnp.where(skip, jnp.zeros_like(seen), seen)),
-            k=jnp.where(first, k, jnp.minimum(own.group.k, k)),
-        )
-        mini_step = own.mini_step + 1 - jnp.asarray(skip, jnp.int32)
-        full = mini_step >= group.k if keeps or skip is not False else True
-        new = own._replace(mini_step=mini_step, skip_state=skip_state, group=group)
-
-        divides = self._use_grad_mean
-        if keeps and grads is not None:
-            acc, comp = accumulator.add(
-                own.acc_grads, own.compensation, grads, w, self._scale, first
-            )
-            new = new._replace(acc_grads=acc, compensation=comp)
-        like = next(
-            (t for t in (grads, params, new.acc_grads) if not is_empty(t) and t is not None), ()
-        )
-        if keeps:
-            sums = new.acc_grads
-        elif grads is None:
-            sums = accumulator.zeros_like(like, floor=self._floor)
-        elif self._scale and self._use_grad_mean and not self._axes:
-            sums, divides = grads, False  # a group of one: w * g / w is g, bit for bit
-        else:
-            sums = accumulator.contributions(grads, w, self._scale, self._floor)
-        return _Call(
-            state, new, like, params, sums, divides, full, flush, may_be_empty=w is not None
-        )
-
-    def _checked(self, grads: Tree, own: MultiStepsState, params: Tree | None) -> Tree:
-        """The gradients as arrays, if they may be added."""
-        if not is_empty(own.acc_grads):
-            accumulator.require_gradients(grads, own.acc_grads, "the accumulator")
-            accumulator.require_width(grads, own.acc_grads)
-        else:
-            accumulator.require_gradients(grads, grads if params is None else params, "params")
-        if _replicas.is_tracked(self._axes):
-            _replicas.require_varying(grads, self._axes, "updates")
-        return jax.tree.map(jnp.asarray, grads)
-
-    def _leave(
-        self,
-        call: _Call,
-        attempt: Callable[[Tree, Any, Tree | None], tuple[Tree, Any]],
-        hold: Callable[[Tree | None], Tree],
-    ) -> tuple[Tree, MultiStepsState]:
-        """Ends the group if this call fills it: reduce, normalise, update, count; in this order.
-
-        What a branch may change it gets as an operand, and the branch that changes
-        nothing is the one taken when the predicate is false: with the two swapped,
-        XLA copied parameters and inner state (3 trees with Adam) in every call.
-        """
-        no = jnp.zeros((), bool)
-        group = call.state.group
-        operands = (call.params, call.before.inner_opt_state, call.before.counts)
-
-        def stay(sums: Tree, params: Tree | None, inner: Any, counts: Any) -> Any:
-            return hold(params), inner, counts, no
-
-        def close(sums: Tree, params: Tree | None, inner: Any, counts: Any) -> Any:
-            weight, seen = group.weight, group.seen
-            if self._axes:
-                sums, weight = jax.lax.psum((sums, weight), self._axes)
-                seen = _counts.psum(seen, self._axes)
-
-            def empty(sums: Tree, params: Tree | None, inner: Any) -> Any:
-                return hold(params), inner, _counts.Outcome(no, no, ~no)
-
-            def tried(sums: Tree, params: Tree | None, inner: Any) -> Any:
-                mean = accumulator.scaled(sums, 1 / weight) if call.divides else sums
-                mean = accumulator.cast_for_inner(mean, call.like, params)
-                out, new_inner = attempt(mean, inner, params)
-                new_inner = jax.tree.map(accumulator.as_dtype_of, new_inner, inner)
-                return out, new_inner, _counts.outcome(inner, new_inner)
-
-            if call.may_be_empty:
-                results = jax.lax.cond(weight != 0, tried, empty, sums, params, inner)
-            else:
-                results = tried(sums, params, inner)
-            out, inner, came_to = results
-            after = _counts.closed(counts, seen, came_to)
-            if call.flush is not False:  # flushing a group that holds nothing counts nothing
-                nothing = call.flush & (call.before.mini_step == 0) & (weight == 0)
-                after = jax.tree.map(lambda a, b: jnp.where(nothing, a, b), counts, after)
-            return out, inner, after, came_to.updated
-
-        ends = call.full if call.full is True else call.full | call.flush
-        if ends is True:
-            out, inner, counts, updated = close(call.sums, *operands)
-        else:
-            out, inner, counts, updated = jax.lax.cond(ends, close, stay, call.sums, *operands)
-        before = call.before
-        state = call.state._replace(
-            mini_step=jnp.where(ends, 0, call.state.mini_step),
-            gradient_step=jnp.where(
-                updated, optax.safe_increment(before.gradient_step), before.gradient_step
-            ),
-            inner_opt_state=inner,
-            counts=counts,
-            updated=updated,
-        )
-        return out, stacked(state) if is_stacked(before) else state
-
-
-class _Call(NamedTuple):
-    """One call of `MultiSteps`: the microbatch is in the group, the end is to be seen to."""
-
-    before: MultiStepsState
-    state: MultiStepsState
-    like: Tree
-    params: Tree | None
-    sums: Tree
-    divides: bool
-    full: bool | jax.Array
-    flush: bool | jax.Array
-    may_be_empty: bool

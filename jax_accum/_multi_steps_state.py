@@ -16,12 +16,12 @@ class OpenGroup(NamedTuple):
 
     Attributes:
       weight: scalar, float32 (float64 in 64-bit mode). Sum of the weights.
-      seen: `[3, 2]`, uint32. Counters of microbatches, examples and tokens.
+      seen: counters of microbatches, examples and tokens, `[3]`.
       k: scalar, int32. The calls that make the group full, fixed when it began.
     """
 
     weight: jax.Array
-    seen: jax.Array
+    seen: _counts.Words
     k: jax.Array
 
 
