@@ -187,7 +187,7 @@ def run_scenarios(rank: int):
 @pytest.fixture(scope="module")
 def replicas():
     """What every scenario returned, by rank and name."""
-    return spawn(run_scenarios, 2, timeout=200)
+    return spawn(run_scenarios, 2, timeout=100)
 
 
 def test_tokens_1_3_and_2_10_with_gradients_1_2_and_3_4_have_gradient_3_3125(replicas) -> None:
