@@ -1,0 +1,1 @@
+"""What accumulation costs: time, memory, communication and precision, beside the alternatives."""

@@ -1,0 +1,124 @@
+"""One framework in a process of its own: tokens per second of an update, and the memory it took."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+SIZES = {
+    "tiny": {"layers": 1, "heads": 2, "width": 32, "max_length": 16},
+    "small": {"layers": 4, "heads": 4, "width": 128, "max_length": 128},
+    "larger": {"layers": 6, "heads": 8, "width": 320, "max_length": 128},
+}
+
+
+def data(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens `[rows, length]`, and which are supervised."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 256, (rows, length))
+    mask = np.arange(length) < rng.integers(length // 4, length + 1, (rows, 1))
+    return tokens, mask
+
+
+def jax_update(size: dict[str, int], rows: int, a: int) -> Callable[[], float]:
+    """An update by `make_train_step`; returns the loss."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import jax_accum as ja
+    from jax_accum.crosscheck.gpt import GPT, GPTSizes, parameter_shapes
+    from jax_accum.crosscheck.maps import initial_weights, unflatten
+
+    sizes = GPTSizes(**size)
+    model = GPT(sizes)
+    tokens, mask = data(rows, size["max_length"])
+    batch = {"tokens": jnp.asarray(tokens, jnp.int32), "mask": jnp.asarray(mask)}
+    weights = unflatten(initial_weights(parameter_shapes(sizes), 0))
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), weights)
+
+    def loss_fn(params: Any, batch: Any) -> ja.Weighted:
+        logits = model.apply({"params": params}, batch["tokens"])
+        return ja.losses.next_token_cross_entropy(logits, batch["tokens"], mask=batch["mask"])
+
+    tx = optax.adamw(1e-3, weight_decay=1e-2)
+    state = tx.init(params)
+    step = ja.make_train_step(loss_fn, tx, a)
+
+    def update() -> float:
+        nonlocal params, state
+        params, state, metrics = step(params, state, batch)
+        jax.block_until_ready(params)
+        return float(metrics["loss"])
+
+    return update
+
+
+def torch_update(size: dict[str, int], rows: int, a: int, compiled: bool) -> Callable[[], float]:
+    """An update by the loop of `torch_ref`; returns the loss."""
+    import torch
+
+    from jax_accum.crosscheck.gpt import GPTSizes, parameter_shapes
+    from jax_accum.crosscheck.maps import gpt_map, initial_weights
+    from torch_ref.losses import next_token_cross_entropy
+    from torch_ref.models import GPT, GPTConfig
+
+    torch.set_num_threads(2)
+    sizes = GPTSizes(**size)
+    model = GPT(GPTConfig(vocab_size=256, **size))
+    weights = gpt_map(sizes).to_torch(initial_weights(parameter_shapes(sizes), 0))
+    model.load_state_dict(
+        {name: torch.tensor(x, dtype=torch.float32) for name, x in weights.items()}
+    )
+    forward = torch.compile(model) if compiled else model
+    tokens, mask = data(rows, size["max_length"])
+    parts = [
+        (torch.as_tensor(t), torch.as_tensor(m))
+        for t, m in zip(np.split(tokens, a), np.split(mask, a), strict=True)
+    ]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-2)
+    total = float(mask[:, 1:].sum())
+
+    def update() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = 0.0
+        for t, m in parts:
+            value = next_token_cross_entropy(forward(t), t, mask=m)
+            share = value.total / total
+            share.backward()
+            loss += float(share.detach())
+        optimizer.step()
+        return loss
+
+    return update
+
+
+def main() -> None:
+    """Answers on standard output: a line when ready, then a time for every line read."""
+    framework, size_name, rows, a = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    size = SIZES[size_name]
+    make: dict[str, Callable[[], Any]] = {
+        "jax": lambda: jax_update(size, rows, a),
+        "torch": lambda: torch_update(size, rows, a, False),
+        "torch.compile": lambda: torch_update(size, rows, a, True),
+    }
+    update = make[framework]()
+    update()
+    update()
+    print(json.dumps({"ready": True}), flush=True)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        loss = update()
+        seconds = time.perf_counter() - start
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps({"seconds": seconds, "loss": loss, "peak": peak}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""What does a microbatch cost that ends no group, and one that does?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import jax_accum as ja
+from benchmarks._program import Program, inspect
+from benchmarks._result import Claim, Result, Table
+from benchmarks._timing import interleaved, milliseconds, ratio
+
+Tree = Any
+Way = Callable[[Tree, Any, Tree], tuple[Tree, Any]]
+FLOOR = "in-place add"
+NEVER = 2**30
+OURS = "jax_accum, apply"
+OURS_UPDATE = "jax_accum, update"
+OPTAX = "optax.MultiSteps"
+
+
+def parameters(millions: float, dtype: Any) -> Tree:
+    """A tree of matrices and vectors, many leaves, as a transformer has them."""
+    width = 512
+    layers = max(1, round(millions * 1e6 / (4 * width * width + 2 * width)))
+    one = {
+        "attention": jnp.ones((2 * width, width), dtype),
+        "mlp": jnp.ones((width, 2 * width), dtype),
+        "norm": jnp.ones((width,), dtype),
+        "bias": jnp.ones((width,), dtype),
+    }
+    return {f"layer{i}": jax.tree.map(jnp.copy, one) for i in range(layers)}
+
+
+def ways(inner: optax.GradientTransformation, k: int) -> dict[str, tuple[Way, Callable[..., Any]]]:
+    """Each way as `(params, state, grads) -> (params, state)`, with its `init`.
+
+    `k` is `NEVER` for calls that end no group, or 1 for calls that do. A schedule hands it
+    over, so that nobody can leave out the accumulator where it is 1.
+    """
+    schedule = lambda _: k  # noqa: E731
+    ours = ja.MultiSteps(inner, schedule)
+    theirs = optax.MultiSteps(inner, schedule)
+
+    def with_updates(opt: Any) -> Way:
+        def call(params: Tree, state: Any, grads: Tree) -> tuple[Tree, Any]:
+            updates, state = opt.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+        return call
+
+    def naive(params: Tree, state: Any, grads: Tree) -> tuple[Tree, Any]:
+        count, inner_state, acc = state
+        acc = jax.tree.map(jnp.add, acc, grads)
+
+        def end(params: Tree, inner_state: Any, acc: Tree) -> Any:
+            mean = jax.tree.map(lambda x: x / (count + 1), acc)
+            updates, inner_state = inner.update(mean, inner_state, params)
+            zeros = jax.tree.map(jnp.zeros_like, acc)
+            return optax.apply_updates(params, updates), inner_state, zeros, 0
+
+        def hold(params: Tree, inner_state: Any, acc: Tree) -> Any:
+            return params, inner_state, acc, count + 1
+
+        params, inner_state, acc, count = jax.lax.cond(
+            count + 1 >= k, end, hold, params, inner_state, acc
+        )
+        return params, (count, inner_state, acc)
+
+    return {
+        OURS: (lambda params, state, grads: ours.apply(grads, state, params), ours.init),
+        OURS_UPDATE: (with_updates(ours), ours.init),
+        OPTAX: (with_updates(theirs), theirs.init),
+        "cond, zeroed in its branch": (
+            naive,
+            lambda p: (jnp.zeros((), jnp.int32), inner.init(p), jax.tree.map(jnp.zeros_like, p)),
+        ),
+        "optax.apply_every": (
+            with_updates(optax.chain(inner, optax.apply_every(k))),
+            optax.chain(inner, optax.apply_every(k)).init,
+        ),
+    }
+
+
+def add_in_place(params: Tree, acc: Tree, grads: Tree) -> tuple[Tree, Tree]:
+    """The least that can be done: read gradient and accumulator, write accumulator."""
+    return params, jax.tree.map(jnp.add, acc, grads)
+
+
+def compiled(way: Way, params: Tree, state: Any, grads: Tree) -> tuple[Any, Program]:
+    """The way, compiled with parameters and state donated, and what its program needs."""
+    program = jax.jit(way, donate_argnums=(0, 1)).lower(params, state, grads).compile()
+    return program, inspect(program, params)
+
+
+class Runner:
+    """Calls a compiled way again and again on a state of its own."""
+
+    def __init__(self, program: Any, params: Tree, state: Any, grads: Tree):
+        self.program, self.grads = program, grads
+        self.params, self.state = jax.tree.map(jnp.copy, (params, state))
+
+    def __call__(self) -> None:
+        """One call, waited for."""
+        self.params, self.state = self.program(self.params, self.state, self.grads)
+        jax.block_until_ready((self.params, self.state))
+
+
+def zeros_of(params: Tree) -> Tree:
+    """An accumulator of a tree's own types."""
+    return jax.tree.map(jnp.zeros_like, params)
+
+
+def lone_ways(inner: optax.GradientTransformation) -> dict[str, tuple[Way, Callable[..., Any]]]:
+    """Groups of one microbatch, known to be such: the inner optimizer alone, and ours around it."""
+    single = ja.MultiSteps(inner, 1)
+
+    def alone(params: Tree, state: Any, grads: Tree) -> tuple[Tree, Any]:
+        updates, state = inner.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def ours(params: Tree, state: Any, grads: Tree) -> tuple[Tree, Any]:
+        return single.apply(grads, state, params)
+
+    return {
+        "inner optimizer": (alone, inner.init),
+        "jax_accum, k = 1, apply": (ours, single.init),
+    }
+
+
+def measure(
+    result: Result, inner: optax.GradientTransformation, name: str, params: Tree, rounds: int
+) -> None:
+    """Times all ways for one inner optimizer and tree, and reads their programs."""
+    grads = jax.tree.map(lambda x: jnp.full_like(x, 1e-3), params)
+    for ends, k in (("ends no group", NEVER), ("ends a group", 1)):
+        base = "inner optimizer" if k == 1 else FLOOR
+        runners, programs = {}, {}
+        known = lone_ways(inner) if k == 1 else {base: (add_in_place, zeros_of)}
+        for way, (call, init) in (known | ways(inner, k)).items():
+            state = init(params)
+            program, programs[way] = compiled(call, params, state, grads)
+            runners[way] = Runner(program, params, state, grads)
+        seconds = interleaved(runners, rounds=rounds, calls=2)
+        rows = []
+        for way in runners:
+            key = f"{name}/{ends}/{way}"
+            time = result.add(ratio(f"{key}/time", seconds, way, base))
+            memory = result.exact(f"{key}/temporary", programs[way].temporary, "P")
+            copies = result.exact(f"{key}/copies", programs[way].large_copies, "copies")
+            spent = result.add(milliseconds(f"{key}/ms", seconds[way]))
+            rows.append([way, time, memory, copies, spent])
+        if k != 1:
+            result.add(ratio(f"{name}/{OPTAX} over ours", seconds, OPTAX, OURS))
+            result.add(ratio(f"{name}/update over {OPTAX}", seconds, OURS_UPDATE, OPTAX))
+        result.tables.append(
+            Table(
+                f"{name}: a microbatch that {ends}",
+                ["way", f"time over {base}", "temporary memory, P", "copies of a leaf", "ms"],
+                rows,
+                "P is the memory of one parameter tree. Parameters and state are donated.",
+            )
+        )
+
+
+def run(*, quick: bool = False, full: bool = False) -> Result:
+    """The benchmark; `quick` at a tiny size, `full` with 200 M parameters and bfloat16 too."""
+    result = Result("across_calls", __doc__ or "")
+    millions = 0.5 if quick else 20
+    rounds = 3 if quick else 9
+    result.configuration = {"millions of parameters": millions, "rounds": rounds}
+    optimizers = {"AdamW": optax.adamw(1e-3), "SGD": optax.sgd(1e-3, momentum=0.9)}
+    if not quick:
+        optimizers["Muon"] = optax.contrib.muon(1e-3)
+    for name, inner in optimizers.items():
+        measure(result, inner, f"{name} f32", parameters(millions, jnp.float32), rounds)
+    if full:
+        for dtype, size in ((jnp.bfloat16, 20), (jnp.float32, 200)):
+            label = f"AdamW {jnp.dtype(dtype).name} {size} M"
+            measure(result, optax.adamw(1e-3), label, parameters(size, dtype), rounds)
+    for name in [n for n in ("AdamW f32", "Muon f32") if not quick or n.startswith("AdamW")]:
+        key = f"{name}/ends no group"
+        result.claims += [
+            Claim(f"{name}: apply costs an in-place add", f"{key}/{OURS}/time", 1.1),
+            Claim(f"{name}: apply needs no temporary tree", f"{key}/{OURS}/temporary", 0.01),
+            Claim(f"{name}: apply copies no leaf", f"{key}/{OURS}/copies", 0),
+            Claim(f"{name}: update against the add", f"{key}/{OURS_UPDATE}/time", 4.5),
+            Claim(f"{name}: update needs one tree", f"{key}/{OURS_UPDATE}/temporary", 1.01),
+            Claim(f"{name}: update against {OPTAX}", f"{name}/update over {OPTAX}", 0.5),
+            Claim(
+                f"{name}: k = 1 costs the inner optimizer alone",
+                f"{name}/ends a group/jax_accum, k = 1, apply/time",
+                1.03,
+            ),
+        ]
+    result.claims.append(
+        Claim(
+            "AdamW: optax.MultiSteps takes at least 8 times as long as apply",
+            f"AdamW f32/{OPTAX} over ours",
+            8,
+            at_most=False,
+        )
+    )
+    return result

@@ -1,0 +1,168 @@
+"""What does an update cost, in time and memory, over the same examples cut into A microbatches?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import jax_accum as ja
+from benchmarks._model import Transformer
+from benchmarks._program import inspect
+from benchmarks._result import Claim, Plot, Result, Table
+from benchmarks._timing import interleaved, milliseconds, ratio
+from benchmarks.across_calls import Runner
+
+Tree = Any
+OURS = "jax_accum"
+BY_HAND = "hand-written scan"
+OPTAX = "optax.MultiSteps"
+UNDIVIDED = "undivided batch"
+
+
+def _mean(model: Transformer) -> Callable[[Tree, Tree], jax.Array]:
+    def loss(params: Tree, batch: Tree) -> jax.Array:
+        value = model.loss(params, batch)
+        return value.total / value.weight
+
+    return loss
+
+
+def _update(tx: Any, grads: Tree, state: Any, params: Tree) -> tuple[Tree, Any]:
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def _cut(batch: Tree, a: int) -> Tree:
+    return jax.tree.map(lambda x: x.reshape(a, x.shape[0] // a, *x.shape[1:]), batch)
+
+
+def ways(model: Transformer, tx: Any, a: int) -> dict[str, tuple[Callable[..., Any], Any]]:
+    """Each way as `(params, state, batch) -> (params, state)`, with the optimizer to init."""
+
+    def undivided(params: Tree, state: Any, batch: Tree) -> tuple[Tree, Any]:
+        return _update(tx, jax.grad(_mean(model))(params, batch), state, params)
+
+    def by_hand(params: Tree, state: Any, batch: Tree) -> tuple[Tree, Any]:
+        # What an expert would write: sums, and one division by the tokens of the group.
+        tokens = jnp.sum(batch["mask"][:, 1:]).astype(jnp.float32)
+
+        def body(acc: Tree, part: Tree) -> tuple[Tree, None]:
+            grads = jax.grad(lambda p: model.loss(p, part).total / tokens)(params)
+            return jax.tree.map(jnp.add, acc, grads), None
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        grads, _ = jax.lax.scan(body, zeros, _cut(batch, a))
+        return _update(tx, grads, state, params)
+
+    def microbatching(params: Tree, state: Any, batch: Tree) -> tuple[Tree, Any]:
+        tokens = jnp.sum(batch["mask"][:, 1:]).astype(jnp.float32)
+        grad = jax.grad(lambda p, part: model.loss(p, part).total / tokens)
+        summed = optax.microbatching.microbatch(
+            grad,
+            argnums=1,
+            microbatch_size=batch["tokens"].shape[0] // a,
+            accumulator=optax.microbatching.AccumulationType.SUM,
+        )
+        return _update(tx, summed(params, batch), state, params)
+
+    multi = optax.MultiSteps(tx, a)
+
+    def multi_steps(params: Tree, state: Any, batch: Tree) -> tuple[Tree, Any]:
+        def body(carry: Any, part: Tree) -> tuple[Any, None]:
+            params, state = carry
+            return _update(multi, jax.grad(_mean(model))(params, part), state, params), None
+
+        carry, _ = jax.lax.scan(body, (params, state), _cut(batch, a))
+        return carry
+
+    value_and_grad = ja.accumulated_value_and_grad(model.loss, a)
+
+    def ours(params: Tree, state: Any, batch: Tree) -> tuple[Tree, Any]:
+        _, grads = value_and_grad(params, batch)
+        return _update(tx, grads, state, params)
+
+    known = {UNDIVIDED: (undivided, tx), BY_HAND: (by_hand, tx), OURS: (ours, tx)}
+    if hasattr(optax, "microbatching"):
+        known["optax.microbatching"] = (microbatching, tx)
+    known[OPTAX] = (multi_steps, multi)
+    return known
+
+
+def measure(
+    result: Result, name: str, model: Transformer, rows: int, cuts: list[int], rounds: int
+) -> None:
+    """Time and peak of every way at every A."""
+    tx = optax.adamw(1e-3)
+    params, batch = model.init(), model.batch(rows)
+    peaks: dict[str, list[tuple[float, float]]] = {}
+    times: dict[str, list[tuple[float, float]]] = {}
+    table: list[list[Any]] = []
+    for a in cuts:
+        runners, programs = {}, {}
+        for way, (call, opt) in ways(model, tx, a).items():
+            state = opt.init(params)
+            program = jax.jit(call, donate_argnums=(0, 1)).lower(params, state, batch).compile()
+            programs[way] = inspect(program, params)
+            runners[way] = Runner(program, params, state, batch)
+        seconds = interleaved(runners, rounds=rounds)
+        for way in runners:
+            key = f"{name}/A={a}/{way}"
+            over = result.add(ratio(f"{key}/time", seconds, way, UNDIVIDED))
+            peak = result.exact(f"{key}/peak", programs[way].peak, "P")
+            table.append(
+                [f"A = {a}", way, over, peak, result.add(milliseconds(f"{key}/ms", seconds[way]))]
+            )
+            peaks.setdefault(way, []).append((a, peak.value))
+            times.setdefault(way, []).append((a, over.value))
+        key = f"{name}/A={a}"
+        result.add(ratio(f"{key}/ours over {BY_HAND}", seconds, OURS, BY_HAND))
+        result.add(ratio(f"{key}/ours over {OPTAX}", seconds, OURS, OPTAX))
+        gap = programs[OURS].peak - programs[BY_HAND].peak
+        result.exact(f"{key}/peak above {BY_HAND}", gap, "P")
+        result.exact(
+            f"{key}/peak below {OPTAX}", programs[OPTAX].peak - programs[OURS].peak, "P", "higher"
+        )
+    result.tables.append(
+        Table(
+            f"{name}: {rows} rows cut into A microbatches, AdamW",
+            ["A", "way", f"time over {UNDIVIDED}", "peak, P", "ms"],
+            table,
+            "P is the memory of one parameter tree; peak is arguments, results and temporary.",
+        )
+    )
+    result.plots += [
+        Plot(f"{name}: memory", "microbatches A", "peak, parameter trees", peaks),
+        Plot(f"{name}: time", "microbatches A", f"time over {UNDIVIDED}", times),
+    ]
+
+
+def run(*, quick: bool = False, full: bool = False) -> Result:
+    """The benchmark; `full` adds scanned and checkpointed layers."""
+    result = Result("in_one_call", __doc__ or "")
+    base = {"vocabulary": 64, "length": 16, "layers": 2, "width": 32} if quick else {}
+    rows, cuts, rounds = (8, [1, 4], 3) if quick else (64, [1, 4, 16, 64], 5)
+    result.configuration = {"model": Transformer(**base).__dict__, "rows": rows, "rounds": rounds}
+    measure(result, "unrolled layers", Transformer(**base), rows, cuts, rounds)
+    if not quick:
+        scanned = Transformer(scanned=True, checkpointed=True)
+        measure(result, "scanned layers, checkpointed", scanned, rows, [4, 16], rounds)
+    if full:
+        measure(result, "scanned layers", Transformer(scanned=True), rows, cuts, rounds)
+    for a in cuts:
+        key = f"unrolled layers/A={a}"
+        result.claims += [
+            Claim(f"A = {a}: time over a {BY_HAND}", f"{key}/ours over {BY_HAND}", 1.02),
+            Claim(
+                f"A = {a}: no more memory than a {BY_HAND}", f"{key}/peak above {BY_HAND}", 0.005
+            ),
+        ]
+    key = "unrolled layers/A=16"
+    result.claims += [
+        Claim(f"A = 16: time over {OPTAX}", f"{key}/ours over {OPTAX}", 0.6),
+        Claim(f"A = 16: memory less than {OPTAX}, P", f"{key}/peak below {OPTAX}", 0.5, False),
+    ]
+    return result
