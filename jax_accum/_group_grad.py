@@ -181,12 +181,20 @@ def accumulated_value_and_grad(
             _replicas.require_bound(names)
             own = math.prod(jax.lax.axis_size(name) for name in names)
             _replicas.require_different(batch, flags, names)
-        where = layout(params, names, own, reduce, param_specs, gather)
+        where = layout(
+            params,
+            names,
+            own,
+            reduce,
+            param_specs,
+            gather,
+            () if mesh is None else tuple(mesh.axis_names),
+        )
         _split.require_rows(batch, flags, microbatches, replicas)
         operands = _Operands(batch, args, key, state, loss_scale)
         if mesh is None:
             result = local(where, params, operands, flags, microbatches)
-            grads = where.gather(result.grads, where.grads)
+            grads = where.gather_grads(result.grads)
         else:
             result = _over_mesh(local, mesh, where, params, operands, flags, microbatches)
             grads = result.grads
@@ -332,14 +340,16 @@ def _over_mesh(
 
     # Unchecked: the caller's model need not know of the data axes, and the gradient of
     # a replicated parameter stays this replica's own until it is reduced here.
-    result, parts = jax.shard_map(
+    mapped = jax.shard_map(
         body,
         mesh=mesh,
         in_specs=(where.specs(where.params), _Operands(batch_specs, same, same, same, same)),
         out_specs=(_Result(same, same, where.specs(where.grads), same), _aux.specs(where.axes)),
         axis_names=set(where.axes),
         check_vma=False,
-    )(params, operands)
+    )
+    # Compiled even where the caller does not: outside of jit, JAX 0.10 knows no automatic axes.
+    result, parts = jax.jit(mapped)(params, operands)
     return result._replace(info=result.info._replace(aux=_aux.joined(hows[-1], parts)))
 
 

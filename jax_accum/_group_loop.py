@@ -141,7 +141,7 @@ def accumulate(
         return [(weights.each[name][a] != 0, pull(none | {name: seeds[name]})[0]) for name in names]
 
     def take(a: Any, so_far: Sums, params: Tree, apart: bool) -> Sums:
-        params = layout.gather(params) if layout.gather_each else params
+        params = layout.gather_in(a, params) if layout.gather_each else params
         totals, pull, (aux, state) = jax.vjp(
             lambda p: forward(p, a, so_far.state), params, has_aux=True
         )

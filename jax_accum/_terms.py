@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core.primitives import custom_vjp_call_p
 from jax.interpreters import partial_eval
 
 from jax_accum._weighted import Weighted
@@ -76,7 +77,7 @@ def weights_only(
         return {name: _as_weight(term.weight) for name, term in terms.items()}
 
     closed, shapes = jax.make_jaxpr(weights, return_shape=True)(params, *example)
-    whole = _without_effects(closed.jaxpr)
+    whole = _without_effects(_without_custom_vjp(closed.jaxpr))
     names = jax.tree.structure(shapes)
     n_params = len(jax.tree.leaves(params))
     for position, name in enumerate(sorted(shapes)):
@@ -86,12 +87,42 @@ def weights_only(
             raise ValueError(
                 f"loss_fn's term {name!r} has a weight that depends on the parameters. A weight "
                 "says what is supervised; it must follow from the batch alone (mask, labels). "
-                "If it is meant as a coefficient, multiply the total by it instead."
+                "If it is meant as a coefficient, multiply the total by it instead. A weight that "
+                "comes out of one kernel or loop together with the total counts as one that "
+                "depends on them: count beside it."
             )
     keep = [i >= n_params for i in range(len(whole.invars))]
     jaxpr, _ = partial_eval.dce_jaxpr(whole, [True] * names.num_leaves, instantiate=keep)
     run = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))
     return lambda *args: jax.tree.unflatten(names, run(*jax.tree.leaves(args)))
+
+
+def _without_custom_vjp(jaxpr: Jaxpr) -> Jaxpr:
+    """Puts plain calls in place of `jax.custom_vjp`: a weight is not differentiated.
+
+    JAX does not look inside the latter when it looks for what leads to a weight, so that a
+    fused loss that returns sum and count would seem to make the count of the parameters.
+    """
+
+    def inside(value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            return value.replace(jaxpr=_without_custom_vjp(value.jaxpr))
+        if isinstance(value, Jaxpr):
+            return _without_custom_vjp(value)
+        return tuple(map(inside, value)) if isinstance(value, tuple) else value
+
+    eqns, changed = [], False
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is custom_vjp_call_p:
+            plain = jax.jit(jaxpr_as_fun(inside(eqn.params["call_jaxpr"])))
+            (call,) = jax.make_jaxpr(plain)(*[v.aval for v in eqn.invars]).jaxpr.eqns
+            eqn, changed = eqn.replace(primitive=call.primitive, params=call.params), True
+        elif eqn.primitive.name in ("jit", "pjit", "checkpoint", "remat2"):
+            params = {name: inside(value) for name, value in eqn.params.items()}
+            if any(params[name] is not value for name, value in eqn.params.items()):
+                eqn, changed = eqn.replace(params=params), True
+        eqns.append(eqn)
+    return jaxpr.replace(eqns=eqns) if changed else jaxpr
 
 
 def _without_effects(jaxpr: Jaxpr) -> Jaxpr:

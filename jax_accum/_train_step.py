@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import AbstractMesh, Mesh
 
 from jax_accum import _accumulator as accumulator
 from jax_accum import _counts
+from jax_accum._compiled_step import CompiledStep
 from jax_accum._group_grad import accumulated_value_and_grad
 from jax_accum._loss_scale import find_scales
 from jax_accum._multi_steps import MultiSteps
@@ -23,10 +25,22 @@ def make_train_step(
     tx: optax.GradientTransformation | MultiSteps,
     microbatches: int | None,
     *,
+    has_aux: bool = False,
+    mesh: Mesh | AbstractMesh | None = None,
+    data_axes: str | tuple[str, ...] = ("data",),
+    reduce: str = "once",
+    accumulator_dtype: Any = None,
+    coefficients: Mapping[str, float] | None = None,
+    aux: Any = "stack",
+    batch_axes: Any = 0,
+    grad_norm: bool = True,
+    has_state: bool = False,
+    state_reduce: str = "mean",
+    param_specs: Tree | None = None,
+    gather: str = "group",
     tokens_term: str | None = None,
     donate: bool = True,
-    **options: Any,
-) -> Callable[..., tuple[Tree, Any, dict[str, Any]]]:
+) -> CompiledStep:
     """A compiled function from a group to an update: one dispatch, and nothing to wait for.
 
     Args:
@@ -35,22 +49,38 @@ def make_train_step(
         around it, the state keeps the counters that `jax_accum.counts` reads, and a
         loss scale in it is applied to the loss here.
       microbatches: A, or `None` for batches that are grouped already.
+      has_aux: this and the following as for `accumulated_value_and_grad`.
+      mesh: with it, parameters and state keep the shardings that they came with; what has
+        none yet is put on all devices of the mesh (large optimizer state beside sharded
+        parameters excepted: make it of them, `tx.init(params)` outside of jit).
+      data_axes: see there.
+      reduce: see there.
+      accumulator_dtype: see there.
+      coefficients: see there.
+      aux: see there.
+      batch_axes: see there.
+      grad_norm: whether the metrics hold it; with a loss scale, it is that of the true gradient.
+      has_state: see there.
+      state_reduce: see there.
+      param_specs: see there.
+      gather: see there.
       tokens_term: name of the term whose weight the counter `tokens` adds up; the only one
         if there is one.
       donate: hand the buffers of `params` and `opt_state` on to the results; the caller
-        must not use the old ones again.
-      **options: further arguments of `accumulated_value_and_grad`. `grad_norm` is on unless
-        switched off.
+        must not use the old ones again, and is told so by the next call.
 
     Returns:
-      `step(params, opt_state, batch, *args, key=None, examples=None)`, jitted, which returns
+      `step(params, opt_state, batch, *args, key=None, examples=None, state=None)`, with the
+      methods of a jitted function (`lower` and so on), which returns
       `(params, opt_state, metrics)`. `examples` (a scalar) is for the counters. `metrics`:
       `loss`; `grad_norm`, normalised and before any clipping; `terms` and `weights` by name;
-      `aux`; `updated`, whether the parameters changed. A group in which nothing has a
-      weight is a skip: parameters and state stay as they are.
+      `aux`; `state`, the mutable state; `updated`, whether the parameters changed. A group
+      in which nothing has a weight is a skip: parameters and state stay as they are.
 
     Raises:
-      As `accumulated_value_and_grad`.
+      TypeError: as `accumulated_value_and_grad`.
+      ValueError: as `accumulated_value_and_grad`; parameters or a state that an earlier call
+        was given to use up; rows sharded over devices, and no `mesh`.
 
     Example:
       >>> import jax.numpy as jnp, optax, jax_accum as ja
@@ -63,21 +93,47 @@ def make_train_step(
       >>> float(w), float(metrics["loss"]), ja.counts(opt_state)["updates"]
       (3.0, 12.5, 1)
     """
-    options.setdefault("grad_norm", True)
-    value_and_grad = accumulated_value_and_grad(loss_fn, microbatches, **options)
+    value_and_grad = accumulated_value_and_grad(
+        loss_fn,
+        microbatches,
+        has_aux=has_aux,
+        mesh=mesh,
+        data_axes=data_axes,
+        reduce=reduce,
+        accumulator_dtype=accumulator_dtype,
+        coefficients=coefficients,
+        aux=aux,
+        batch_axes=batch_axes,
+        grad_norm=grad_norm,
+        has_state=has_state,
+        state_reduce=state_reduce,
+        param_specs=param_specs,
+        gather=gather,
+    )
     apply = _apply_multi_steps if isinstance(tx, MultiSteps) else _apply
 
     def step(
-        params: Tree, opt_state: Any, batch: Tree, *args: Any, key: Any = None, examples: Any = None
+        params: Tree,
+        opt_state: Any,
+        batch: Tree,
+        *args: Any,
+        key: Any = None,
+        examples: Any = None,
+        state: Any = None,
     ) -> tuple[Tree, Any, dict[str, Any]]:
         scales = find_scales(opt_state)
         (loss, info), grads = value_and_grad(
-            params, batch, *args, key=key, loss_scale=scales[0] if scales else None
+            params,
+            batch,
+            *args,
+            key=key,
+            state=state,
+            loss_scale=scales[0] if scales else None,
         )
         some = jnp.any(jnp.stack([w != 0 for w in info.weights.values()]))
-        grad_norm = info.grad_norm
-        if scales and grad_norm is not None:
-            grad_norm = grad_norm / scales[0]
+        norm = info.grad_norm
+        if scales and norm is not None:
+            norm = norm / scales[0]
         only = next(iter(info.weights)) if len(info.weights) == 1 else None
         counted = tokens_term if tokens_term is not None else only
         params, opt_state, updated = apply(
@@ -95,15 +151,16 @@ def make_train_step(
         )
         metrics = {
             "loss": loss,
-            "grad_norm": grad_norm,
+            "grad_norm": norm,
             "terms": info.terms,
             "weights": info.weights,
             "aux": info.aux,
+            "state": info.state,
             "updated": updated,
         }
         return params, opt_state, metrics
 
-    return jax.jit(step, donate_argnums=(0, 1) if donate else ())
+    return CompiledStep(step, donate=donate, mesh=mesh, splits=microbatches is not None)
 
 
 def _apply_multi_steps(
