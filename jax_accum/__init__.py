@@ -7,6 +7,7 @@ from jax_accum._group_grad import GroupInfo, accumulated_value_and_grad
 from jax_accum._groups import Groups, groups
 from jax_accum._guard import GuardState, check, guard
 from jax_accum._ids import Audit, AuditError, audit_ids
+from jax_accum._keys import example_keys
 from jax_accum._layout import data_replicas
 from jax_accum._ledger import Ledger, Totals
 from jax_accum._loss_scale import DynamicLossScale, LossScaleState, loss_scale
@@ -16,6 +17,8 @@ from jax_accum._pack import pack_documents
 from jax_accum._padding import next_token_targets
 from jax_accum._plan import BatchPlan
 from jax_accum._prefetch import prefetch
+from jax_accum._record import RunRecord
+from jax_accum._record_diff import Difference
 from jax_accum._split import microbatch_rows
 from jax_accum._train_step import make_train_step
 from jax_accum._weighted import Weighted
@@ -27,6 +30,7 @@ __all__ = [
     "AuditError",
     "BatchPlan",
     "Counts",
+    "Difference",
     "Dropped",
     "DynamicLossScale",
     "Group",
@@ -37,6 +41,7 @@ __all__ = [
     "LossScaleState",
     "MultiSteps",
     "MultiStepsState",
+    "RunRecord",
     "Totals",
     "Weighted",
     "__version__",
@@ -45,6 +50,7 @@ __all__ = [
     "check",
     "counts",
     "data_replicas",
+    "example_keys",
     "groups",
     "guard",
     "loss_scale",
