@@ -30,13 +30,31 @@ def zeros_like(tree: Tree, dtype: Any = None, floor: Any = None) -> Tree:
     """
 
     def zeros(x: Any) -> jax.Array:
-        to = dtype if dtype is not None else x.dtype
+        to = dtype if dtype is not None else jnp.result_type(x)
         to = to if floor is None else jnp.promote_types(to, floor)
         # A select on the leaf rather than a new constant: sharding propagates
         # through it, then the compiler removes it.
         return jnp.where(False, x, 0).astype(to)
 
     return jax.tree.map(zeros, tree)
+
+
+def own_buffers(tree: Tree, *others: Tree) -> Tree:
+    """`tree`, with a copy of each array that stands in it twice, or in `others` as well.
+
+    A state may be donated together with the parameters, and no buffer can be donated twice.
+    """
+    taken = {id(x) for x in jax.tree.leaves(others)}
+
+    def own(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+            return x
+        if id(x) in taken:
+            x = jnp.copy(x)
+        taken.add(id(x))
+        return x
+
+    return jax.tree.map(own, tree)
 
 
 def require_arrays(tree: Tree, name: str) -> None:

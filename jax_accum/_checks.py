@@ -39,16 +39,21 @@ def checked_schedule(k: Any) -> tuple[int | None, Callable[[jax.Array], Any]]:
 
 
 def as_k(value: Any) -> jax.Array:
-    """What a schedule returned, as an int32 scalar; a fraction is rounded up."""
+    """What a schedule returned, as an int32 scalar; a fraction is rounded up.
+
+    A traced value below 1 cannot raise: it counts as 1.
+    """
     dtype, shape = jnp.result_type(value), jnp.shape(value)
     real = jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
     if shape != () or not real:
         raise TypeError(
             f"every_k_schedule must return an integer scalar, got shape {shape}, dtype {dtype}."
         )
-    if not isinstance(value, jax.core.Tracer) and not np.asarray(value) >= 1:
+    if not isinstance(value, jax.core.Tracer) and not 1 <= np.asarray(value) < np.inf:
         raise ValueError(f"every_k_schedule returned {value}: a group needs at least 1 microbatch.")
-    return jnp.ceil(value).astype(jnp.int32)
+    if jnp.issubdtype(dtype, jnp.floating):
+        value = jnp.ceil(value)
+    return jnp.maximum(jnp.asarray(value, jnp.int32), 1)
 
 
 def check_weight(weight: Any) -> jax.Array:
@@ -70,7 +75,7 @@ def check_weight(weight: Any) -> jax.Array:
     if isinstance(weight, jax.core.Tracer):
         w = weight.astype(floating)
         return jnp.where((w >= 0) & jnp.isfinite(w), w, jnp.nan)
-    if not 0 <= np.asarray(weight) < np.inf:
+    if not 0 <= np.asarray(weight) <= jnp.finfo(floating).max:
         raise ValueError(f"weight must be finite and at least 0, got {weight}.")
     return jnp.asarray(float(weight) if isinstance(weight, int) else weight, floating)
 

@@ -126,20 +126,33 @@ def psum(counter: Words, axis_name: Any) -> Words:
     return Words(digits[0] | digits[1] << 16, digits[2] | digits[3] << 16)
 
 
-def closed(before: Counts, seen: Words, came_to: Outcome) -> Counts:
-    """The counters after an attempt on a group that saw so much."""
+def closed(before: Counts, seen: Words, came_to: Outcome, counted: Any = True) -> Counts:
+    """The counters after an attempt, if it is `counted`, on a group that saw so much."""
     happened = jnp.stack([jnp.ones((), bool), *came_to]).astype(jnp.uint32)
     more = Words(
         jnp.concatenate([seen.low, happened]),
         jnp.concatenate([seen.high, jnp.zeros_like(happened)]),
     )
-    return Counts(*add(before, more))
+    return Counts(*add(before, jax.tree.map(lambda n: jnp.where(counted, n, 0), more)))
 
 
-def to_ints(words: Words | Counts) -> list[int]:
-    """Counters as Python ints; where stacked over replicas, `[..., n]`, they are added up."""
+def to_ints(words: Words | Counts, local: bool = False) -> list[int]:
+    """Counters as Python ints.
+
+    With leading axes, as `pmap` and `vmap` make them, they are added up if each replica
+    has its own (`local`), and otherwise must be the same on all.
+
+    Raises:
+      ValueError: they are not.
+    """
     total = np.asarray(words.low).astype(object) + np.asarray(words.high).astype(object) * WORD
-    return [int(n) for n in total.reshape(-1, total.shape[-1]).sum(axis=0)]
+    total = total.reshape(-1, total.shape[-1])
+    if not local and (total != total[0]).any():
+        raise ValueError(
+            "opt_state holds counters that differ along a leading axis. Read one at a time, as "
+            "in counts(jax.tree.map(lambda x: x[0], opt_state))."
+        )
+    return [int(n) for n in (total.sum(axis=0) if local else total[0])]
 
 
 def _counts_something(node: Any) -> bool:

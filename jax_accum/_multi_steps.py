@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec
 
 from jax_accum import _accumulator as accumulator
 from jax_accum import _counts, _replicas
-from jax_accum._checks import as_transformation, checked_schedule
+from jax_accum._checks import as_transformation, checked_int, checked_schedule
 from jax_accum._guard import GuardedTransformation
 from jax_accum._multi_steps_call import Finish, Microbatch, Rules, enter, leave
-from jax_accum._multi_steps_state import MultiStepsState, OpenGroup
+from jax_accum._multi_steps_state import LocalGroup, MultiStepsState, OpenGroup
 
 Tree = Any
 
@@ -129,9 +129,10 @@ class MultiSteps:
         """
         rules = self._rules
         accumulator.require_arrays(params, "params")
-        if replicas is not None and (not rules.axes or replicas < 1):
+        if replicas is not None and checked_int(replicas, "replicas") and not rules.axes:
             raise ValueError(
-                f"replicas={replicas} must be at least 1, and goes together with axis_name."
+                "replicas goes together with axis_name: without it gradients are global, and one "
+                "accumulator serves all replicas."
             )
         gradient_step = jnp.zeros((), jnp.int32)
         skip_state: Any = ()
@@ -149,7 +150,7 @@ class MultiSteps:
             return local(accumulator.zeros_like(params, floor=rules.floor))
 
         keeps = rules.constant_k != 1
-        group = OpenGroup(
+        group = (LocalGroup if rules.axes else OpenGroup)(
             weight=local(jnp.zeros((), jnp.result_type(float))),
             seen=local(_counts.zero_seen()),
             k=rules.k(gradient_step),
@@ -157,9 +158,9 @@ class MultiSteps:
         return MultiStepsState(
             mini_step=jnp.zeros((), jnp.int32),
             gradient_step=gradient_step,
-            inner_opt_state=self._opt.init(params),
+            inner_opt_state=accumulator.own_buffers(self._opt.init(params), params),
             acc_grads=accumulators() if keeps else (),
-            skip_state=skip_state,
+            skip_state=accumulator.own_buffers(skip_state, params),
             compensation=accumulators() if keeps and rules.compensated else (),
             group=group,
             counts=_counts.zero_counts(),

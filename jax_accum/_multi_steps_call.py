@@ -75,6 +75,7 @@ class Call(NamedTuple):
       params: the parameters, if given.
       sums: sums over the group.
       divides: the sums are to be divided by the weight of the group.
+      first: the microbatch opened the group.
       full: the group is full; True where it always is.
       flush: the caller ends the group.
       weighted: the weight of the group may be 0, or not a number.
@@ -86,6 +87,7 @@ class Call(NamedTuple):
     params: Tree | None
     sums: Tree
     divides: bool
+    first: jax.Array
     full: bool | jax.Array
     flush: bool | jax.Array
     weighted: bool
@@ -144,7 +146,7 @@ def enter(rules: Rules, batch: Microbatch, state: MultiStepsState, params: Tree 
         sums, divides = grads, False  # a group of one: w * g / w is g, bit for bit
     else:
         sums = accumulator.contributions(grads, w, rules.scale, rules.floor)
-    return Call(state, after, like, params, sums, divides, full, flush, weighted=w is not None)
+    return Call(state, after, like, params, sums, divides, first, full, flush, w is not None)
 
 
 def _checked(
@@ -214,16 +216,15 @@ def leave(
         out, inner, came_to = _if(tries, tried, held, *operands, group.weight)
 
     # A call that brings nothing to an empty group, and flushes it, is no attempt.
-    counted = ends & (call.full | some | (before.mini_step != 0))
+    counted = ends & (call.full | some | ~call.first)
     outcome = _counts.outcome_of(came_to, ends & some)
-    counts = _counts.closed(before.counts, seen, outcome)
     state = call.state._replace(
         mini_step=jnp.where(ends, 0, call.state.mini_step),
         gradient_step=jnp.where(
             outcome.updated, optax.safe_increment(before.gradient_step), before.gradient_step
         ),
         inner_opt_state=inner,
-        counts=jax.tree.map(lambda new, old: jnp.where(counted, new, old), counts, before.counts),
+        counts=_counts.closed(before.counts, seen, outcome, counted),
         updated=outcome.updated,
     )
     return out, stacked(state) if is_stacked(before) else state

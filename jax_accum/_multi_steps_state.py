@@ -25,6 +25,10 @@ class OpenGroup(NamedTuple):
     k: jax.Array
 
 
+class LocalGroup(OpenGroup):
+    """An `OpenGroup` that holds what one replica has seen; it is reduced when it ends."""
+
+
 class MultiStepsState(NamedTuple):
     """State of `MultiSteps`: arrays only, of the same structure and dtypes after every call.
 
@@ -55,7 +59,7 @@ class MultiStepsState(NamedTuple):
         """What the open group adds to `counts`, in the order of its rows."""
         if not np.any(self.mini_step):
             return [0] * len(_counts.NAMES)
-        seen = _counts.to_ints(self.group.seen)
+        seen = _counts.to_ints(self.group.seen, local=isinstance(self.group, LocalGroup))
         return seen + [0] * (len(_counts.NAMES) - len(seen))
 
 
