@@ -6,6 +6,7 @@ Prints one JSON object: way -> reductions and payload per update, read from the 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -110,23 +111,43 @@ def main(d: int, cuts: list[int], quick: bool) -> dict[str, Any]:
         batch = jax.device_put(model.batch(a * d), NamedSharding(mesh, P("data")))
         for way, call in ways(model, mesh, a).items():
             compiled = jax.jit(call).lower(params, batch).compile()
-            found[f"A={a}/{way}"] = summary(compiled, unit, a)
+            found[f"A={a}/{way}"] = summary(compiled, unit, a, d, "MultiSteps" in way)
     return found
 
 
-def summary(compiled: Any, unit: int, a: int) -> dict[str, float]:
-    """Payload per update in trees of parameters; what stands in a loop runs A times."""
+def summary(compiled: Any, unit: int, a: int, d: int, branches: bool) -> dict[str, float]:
+    """Payload per update in trees of parameters; what stands in a loop runs A times.
+
+    Of an accumulator across calls the loop is over calls, and with `branches` what stands
+    in the branch that ends a group runs once.
+    """
+    if branches:
+        require_in_branch(compiled.as_text())
     totals = {"inside": 0.0, "after": 0.0, "payload": 0.0, "gathers": 0.0}
     for c in count_collectives(compiled):
-        times = a if c.in_loop else 1
+        times = a if c.in_loop and not branches else 1
+        size = c.bytes * (d if c.kind == "reduce-scatter" else 1)
         if c.kind in ("all-reduce", "reduce-scatter"):
-            if c.bytes < 0.01 * unit:  # scalars: weights, counters
+            if size < 1e-3 * unit:  # scalars: weights, counters
                 continue
-            totals["inside" if c.in_loop else "after"] += 1
-            totals["payload"] += times * c.bytes / unit
+            totals["inside" if times > 1 or (c.in_loop and not branches) else "after"] += 1
+            totals["payload"] += times * size / unit
         else:
             totals["gathers"] += times
     return totals
+
+
+def require_in_branch(text: str) -> None:
+    """Raises unless every reduction of matrices stands in a branch of a conditional."""
+    branches = set(re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", text))
+    for names in re.findall(r"branch_computations=\{([^}]*)\}", text):
+        branches |= {name.strip().lstrip("%") for name in names.split(",")}
+    where = ""
+    for line in text.splitlines():
+        if line and not line.startswith(" ") and "{" in line:
+            where = line.split()[0].lstrip("%")
+        if re.search(r"\[\d+,\d+\].* all-reduce\(", line) and where not in branches:
+            raise RuntimeError(f"a reduction stands in {where}, which is no branch")
 
 
 if __name__ == "__main__":

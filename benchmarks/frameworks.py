@@ -46,11 +46,14 @@ class Process:
     def close(self) -> None:
         """Ends the process."""
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
         try:
             self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
 
 
 def measure(result: Result, size: str, rows: int, a: int, rounds: int) -> None:

@@ -1,0 +1,125 @@
+"""The benchmarks run, at tiny sizes; what they say of a figure is what was measured."""
+
+import dataclasses
+import json
+import struct
+
+import pytest
+
+from benchmarks import _compare, _report, _timing
+from benchmarks.__main__ import NAMES, main
+from benchmarks._result import Claim, Figure, Plot, Result, Table
+
+MACHINE = {
+    "date": "2026-01-01",
+    "processor": "one <b>",
+    "cores": 2,
+    "devices": ["cpu: cpu"],
+    "python": "3",
+    "versions": {"jax": "0"},
+}
+LIMITS = {"bytes_per_second": 1e9, "flops_per_second": 1e9}
+
+
+def result_of(*figures: Figure, claims: tuple[Claim, ...] = ()) -> Result:
+    return Result("one", "Is it?", list(figures), list(claims))
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "frameworks"])
+def test_a_quick_run_writes_the_report_and_its_exact_claims_hold(name, tmp_path):
+    assert main(["--quick", "--only", name, "--out", str(tmp_path)]) == 0
+    data = json.loads((tmp_path / "results.json").read_text())
+    (result,) = data["results"]
+    assert result["name"] == name
+    keys = {f["key"]: Figure(**f) for f in result["figures"]}
+    assert keys
+    claims = [Claim(**c) for c in result["claims"] if c["key"] in keys]
+    exact = [c for c in claims if keys[c.key].exact]
+    assert exact
+    assert [c.text for c in exact if not c.holds(keys[c.key])] == []
+    assert f"id={name}" in (tmp_path / "report.html").read_text()
+    pictures = sorted(tmp_path.glob("*.png"))
+    assert len(pictures) == len(result["plots"])
+    for picture in pictures:
+        width, height = struct.unpack(">II", picture.read_bytes()[16:24])
+        assert width > 300
+        assert height > 200
+
+
+def test_ways_take_turns_and_the_order_is_turned_round_in_every_other_round():
+    order: list[str] = []
+    ways = {name: (lambda name=name: order.append(name)) for name in "abc"}
+    seconds = _timing.interleaved(ways, rounds=3, warm_up=0)
+    assert "".join(order) == "abccbaabc"
+    assert {name: len(values) for name, values in seconds.items()} == dict.fromkeys("abc", 3)
+
+
+def test_a_ratio_is_of_the_same_round():
+    seconds = {"slow": [2.0, 20.0, 2.0], "base": [1.0, 10.0, 1.0]}
+    figure = _timing.ratio("r", seconds, "slow", "base")
+    assert (figure.low, figure.value, figure.high) == (2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "worse"),
+    [
+        (Figure("x", 1.0, 0.9, 1.1), Figure("x", 1.5, 1.4, 1.6), True),
+        (Figure("x", 1.0, 0.9, 1.1), Figure("x", 1.2, 1.05, 1.6), False),
+        (Figure("x", 1.5, 1.4, 1.6), Figure("x", 1.0, 0.9, 1.1), False),
+        (Figure("x", 1, 1, 1, "", True), Figure("x", 2, 2, 2, "", True), True),
+        (Figure("x", 2, 2, 2, "", True), Figure("x", 1, 1, 1, "", True), False),
+        (
+            Figure("x", 2, 2, 2, "", True, "higher"),
+            Figure("x", 1, 1, 1, "", True, "higher"),
+            True,
+        ),
+        (Figure("x", 1, 1, 1, "ms"), Figure("x", 9, 9, 9, "ms"), False),
+    ],
+    ids=[
+        "slower beyond the noise",
+        "slower within the noise",
+        "faster",
+        "an exact figure rose",
+        "an exact figure fell",
+        "an exact figure that should be high fell",
+        "milliseconds belong to the machine",
+    ],
+)
+def test_compare_names_what_got_worse(old, new, worse, tmp_path, capsys):
+    for name, figure in (("old", old), ("new", new)):
+        data = _report.as_json([result_of(figure)], MACHINE, LIMITS)
+        (tmp_path / f"{name}.json").write_text(json.dumps(data))
+    status = main(["compare", str(tmp_path / "old.json"), str(tmp_path / "new.json")])
+    assert status == int(worse)
+    assert ("one/x" in capsys.readouterr().out) == worse
+
+
+def test_compare_says_which_file_it_cannot_read(tmp_path, capsys):
+    (tmp_path / "a.json").write_text("[]")
+    assert main(["compare", str(tmp_path / "a.json"), str(tmp_path / "a.json")]) == 2
+    assert "a.json is not a results.json" in capsys.readouterr().err
+
+
+def test_a_missed_claim_stands_in_the_first_lines_and_says_why(tmp_path):
+    result = result_of(
+        Figure("x", 3.0, 2.9, 3.1), claims=(Claim("x is small", "x", 2.0, why="it is large"),)
+    )
+    result.tables.append(Table("<script>", ["a"], [["<i>"]]))
+    result.plots.append(Plot("p", "x", "y", {"s": [(1.0, 1.0), (2.0, 3.0)]}))
+    page = _report.write(tmp_path, [result], MACHINE, LIMITS).read_text()
+    assert page.index("0 of 1 claims hold, 1 do not") < page.index("x is small (it is large)")
+    assert "<script>" not in page
+    assert "<i>" not in page
+    assert "one <b>" not in page
+    assert "Not measured on GPU yet." in page
+
+
+def test_a_claim_on_what_was_not_measured_is_not_a_verdict():
+    assert result_of(claims=(Claim("no", "nothing", 1.0),)).verdicts() == []
+
+
+def test_a_report_can_be_read_back(tmp_path):
+    figure = Figure("x", 1.0, 0.5, 1.5)
+    _report.write(tmp_path, [result_of(figure)], MACHINE, LIMITS)
+    (read,) = _compare.load(tmp_path / "results.json").values()
+    assert dataclasses.asdict(read) == dataclasses.asdict(figure)
