@@ -158,8 +158,13 @@ def first_failure(findings: list[Finding]) -> Finding | None:
 
 
 def worst(findings: list[Finding]) -> Finding:
-    """The quantity that is furthest out, or nearest to its tolerance where all passed."""
-    return max(findings, key=lambda finding: finding.ratio)
+    """The quantity that is furthest out, or nearest to its tolerance where all passed.
+
+    Counters come last: they are exact, and have no tolerance that something could be near to.
+    """
+    measured = max((f for f in findings if f.allowed), key=lambda finding: finding.ratio)
+    counters = [f for f in findings if not f.allowed and not f.passed]
+    return counters[0] if counters and measured.passed else measured
 
 
 def distance(got: Arrays, want: Arrays) -> float:

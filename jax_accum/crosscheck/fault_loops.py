@@ -132,7 +132,7 @@ def schedule_per_microbatch(
     """Reads the schedule at the number of microbatches, not of updates."""
     loss, gradient = weighted_mean(loop.terms(params, batches))
     count = state["counts"]["microbatches"] - 1
-    direction = partial(_with_rate(loop.recipe, decay=True), count)
+    direction = partial(_with_rate(loop.recipe, numbers.WEIGHT_DECAY), count)
     return loop.finish(params, state, loss, gradient, direction)
 
 
@@ -173,7 +173,7 @@ def weight_decay_per_microbatch(
     for batch in batches:
         terms += loop.terms(params, [batch])
         params = scale(params, keep)
-    direction = partial(_with_rate(loop.recipe, decay=False), update)
+    direction = partial(_with_rate(loop.recipe, 0.0), update)
     return loop.finish(params, state, *weighted_mean(terms), direction)
 
 
@@ -269,9 +269,9 @@ def weighted_mean(terms: Terms) -> tuple[Any, Tree]:
 
 
 @cache
-def _with_rate(recipe: JaxRecipe, decay: bool) -> Callable[..., Any]:
+def _with_rate(recipe: JaxRecipe, weight_decay: float) -> Callable[..., Any]:
     """An update that is told at which count to read the schedule."""
-    direction = recipe.direction(decay=decay)
+    direction = recipe.direction(weight_decay)
 
     @jax.jit
     def apply(count: Any, params: Tree, state: Any, gradient: Tree) -> tuple[Tree, Any]:

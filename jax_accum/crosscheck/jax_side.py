@@ -116,17 +116,16 @@ class JaxRecipe:
         share = jnp.minimum(1.0, (count + 1.0) / recipe.WARMUP_UPDATES)
         return recipe.ADAMW_LEARNING_RATE * share
 
-    def direction(self, clip: bool = True, decay: bool = True) -> optax.GradientTransformation:
+    def direction(self, weight_decay: float = recipe.WEIGHT_DECAY) -> optax.GradientTransformation:
         """Everything but the learning rate: clipping, Adam, decoupled weight decay."""
         if self.optimizer == "sgd":
             return optax.identity()
         b1, b2 = recipe.ADAMW_BETAS
-        parts = [optax.scale_by_adam(b1, b2, eps=recipe.ADAMW_EPS)]
-        if clip:
-            parts.insert(0, optax.clip_by_global_norm(recipe.CLIP_NORM))
-        if decay:
-            parts.append(optax.add_decayed_weights(recipe.WEIGHT_DECAY))
-        return optax.chain(*parts)
+        return optax.chain(
+            optax.clip_by_global_norm(recipe.CLIP_NORM),
+            optax.scale_by_adam(b1, b2, eps=recipe.ADAMW_EPS),
+            optax.add_decayed_weights(weight_decay),
+        )
 
     def inner(self) -> optax.GradientTransformation:
         """The optimizer that a group's gradient is given to, once."""

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from jax_accum.crosscheck import jax_side
-from jax_accum.crosscheck.cases import Case
+from jax_accum.crosscheck.cases import DTYPES, Case
 from jax_accum.crosscheck.compare import Finding, References, first_failure, judge, worst
 from jax_accum.crosscheck.data import WINDOW, Document, Group, make_groups, ordered_examples
 from jax_accum.crosscheck.faults import Fault
 from jax_accum.crosscheck.gpt import GPTSizes, parameter_shapes
 from jax_accum.crosscheck.maps import gpt_map, initial_weights
-from jax_accum.crosscheck.torch_side import TorchSide
+from jax_accum.crosscheck.torch_side import TorchSide, one_thread
 from jax_accum.crosscheck.trace import Trace, expected_counters
 
 SIZES = GPTSizes(max_length=WINDOW)
+# Nearly all of the time is XLA's compiler, one program on one core: two cases keep two cores busy.
+WORKERS = min(2, os.cpu_count() or 1)
+
+
+Key = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,8 @@ class Crosscheck:
       updates: optimizer updates of each run.
       seed: of the initial weights and of the order of the examples.
       fault: planted on the JAX side, or none.
+      sizes: of both models.
+      results: of the cases that `compare_all` was given.
 
     Raises:
       InputError: the text gives no examples.
@@ -81,20 +92,44 @@ class Crosscheck:
     updates: int
     seed: int = 0
     fault: Fault | None = None
+    sizes: GPTSizes = SIZES
     results: list[CaseResult] = field(default_factory=list)
-    _references: dict[tuple[str, tuple[int, ...]], tuple[References, References]] = field(
-        default_factory=dict, repr=False
-    )
 
     def __post_init__(self) -> None:
+        self._references: dict[Key, tuple[References, References]] = {}
+        self._locks: defaultdict[Key, threading.Lock] = defaultdict(threading.Lock)
         self.examples = ordered_examples(self.documents, self.seed)
         make_groups(self.examples, [1])
-        mapping = gpt_map(SIZES)
-        self.weights = initial_weights(parameter_shapes(SIZES), self.seed)
-        self.torch = TorchSide(SIZES, mapping, self.weights)
+        mapping = gpt_map(self.sizes)
+        self.weights = initial_weights(parameter_shapes(self.sizes), self.seed)
+        self.torch = TorchSide(self.sizes, mapping, self.weights)
+
+    def compare_all(
+        self, cases: Sequence[Case], done: Callable[[CaseResult], None] = lambda result: None
+    ) -> None:
+        """Compares the cases, a few at a time, and keeps what they come to in ``results``.
+
+        Args:
+          cases: in the order that ``results`` will have.
+          done: called after each case.
+
+        Raises:
+          KeyboardInterrupt: interrupted; ``results`` hold the cases that were done by then.
+        """
+        found: dict[Case, CaseResult] = {}
+        pool = ThreadPoolExecutor(WORKERS)
+        try:
+            with one_thread():
+                for future in as_completed([pool.submit(self.compare, case) for case in cases]):
+                    result = future.result()
+                    found[result.case] = result
+                    done(result)
+        finally:
+            self.results += [found[case] for case in cases if case in found]
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def compare(self, case: Case) -> CaseResult:
-        """Runs one case on both sides, judges it, and keeps the result in ``results``."""
+        """Runs one case on both sides and judges it."""
         started = time.perf_counter()
         groups = self.groups(case)
         jax_refs, torch_refs = self.references(case, groups)
@@ -106,7 +141,7 @@ class Crosscheck:
         )
         counters = expected_counters(groups, case.microbatch_size)
         findings = judge(case.dtype, jax_trace, torch_trace, jax_refs, torch_refs, counters)
-        result = CaseResult(
+        return CaseResult(
             case,
             findings,
             _losses(jax_trace, jax_refs),
@@ -115,8 +150,6 @@ class Crosscheck:
             {"JAX": jax_trace.counters, "PyTorch": torch_trace.counters, "expected": counters},
             time.perf_counter() - started,
         )
-        self.results.append(result)
-        return result
 
     def groups(self, case: Case) -> list[Group]:
         """The examples of each update of a case."""
@@ -126,26 +159,19 @@ class Crosscheck:
     def references(self, case: Case, groups: Sequence[Group]) -> tuple[References, References]:
         """Undivided runs of JAX and of PyTorch: one set for all cases with the same groups."""
         key = (case.optimizer, tuple(len(group.examples) for group in groups))
-        if key not in self._references:
-            recipe = jax_side.JaxRecipe(SIZES, case.optimizer)
-            whole = jax_side.Undivided(recipe, case.examples_per_update)
-            self._references[key] = (
-                References(
-                    *(jax_side.run(whole, self.weights, groups, d) for d in ("float32", "float64"))
-                ),
-                References(
-                    *(
-                        self.torch.undivided(groups, case.optimizer, d)
-                        for d in ("float32", "float64")
-                    )
-                ),
-            )
-        return self._references[key]
+        with self._locks[key]:
+            if key not in self._references:
+                recipe = jax_side.JaxRecipe(self.sizes, case.optimizer)
+                whole = jax_side.Undivided(recipe, case.examples_per_update)
+                jax = [jax_side.run(whole, self.weights, groups, dtype) for dtype in DTYPES]
+                torch = [self.torch.undivided(groups, case.optimizer, dtype) for dtype in DTYPES]
+                self._references[key] = References(*jax), References(*torch)
+            return self._references[key]
 
     def _loop(self, case: Case) -> jax_side.Loop:
         if self.fault is not None:
-            return self.fault.loop(case, SIZES)
-        recipe = jax_side.JaxRecipe(SIZES, case.optimizer)
+            return self.fault.loop(case, self.sizes)
+        recipe = jax_side.JaxRecipe(self.sizes, case.optimizer)
         return jax_side.WAYS[case.way](recipe, case.microbatches, case.microbatch_size)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jax_accum.crosscheck.compare import TOLERANCES, UNDIVIDED, Finding
 from jax_accum.crosscheck.data import WINDOW
-from jax_accum.crosscheck.run import SIZES, CaseResult, Crosscheck
+from jax_accum.crosscheck.run import CaseResult, Crosscheck
 
 SCHEMA = 1
 PACKAGES = ("jax-accum", "jax", "jaxlib", "optax", "flax", "torch", "numpy")
@@ -105,10 +105,10 @@ def times(ratio: float) -> str:
     """A multiple in words.
 
     >>> times(0.42), times(31250.0), times(float("inf"))
-    ('0.42 times', '31,250 times', 'infinitely many times')
+    ('0.42 times', '31,250 times', 'beyond all')
     """
     if ratio == float("inf"):
-        return "infinitely many times"
+        return "beyond all"
     return f"{ratio:,.0f} times" if ratio >= 100 else f"{ratio:.2g} times"
 
 
@@ -145,7 +145,7 @@ def as_data(told: Told) -> dict[str, Any]:
                 "seed": run.seed,
                 "fault": run.fault.name if run.fault else None,
                 "window": WINDOW,
-                "model": asdict(SIZES),
+                "model": asdict(run.sizes),
             },
             "text": {
                 "source": told.source,

@@ -68,12 +68,12 @@ def run(
         console=Console(stderr=True),
         transient=True,
     ) as progress:
-        task = progress.add_task("", total=len(cases))
+        task = progress.add_task("compiling", total=len(cases))
         try:
-            for case in cases:
-                progress.update(task, description=case.name)
-                crosscheck.compare(case)
-                progress.advance(task)
+            crosscheck.compare_all(
+                cases,
+                lambda result: progress.update(task, description=result.case.name, advance=1),
+            )
         except KeyboardInterrupt:
             interrupted = True
     line = shlex.join(["jax-accum", *command])
@@ -88,28 +88,35 @@ def run(
 
 def show(told: Told) -> None:
     """Prints the table of cases and the closing sentence."""
+    from rich.box import SIMPLE_HEAD
+
     from jax_accum.crosscheck.summary import times
 
     console = _console()
     if told.results:
         console.print(
-            "Each row trained one small model twice on the same text, in JAX and in PyTorch. "
-            "[bold]Worst[/bold] is the largest difference found, divided by what rounding "
-            "allows: up to 1 is rounding, more is a mistake."
+            "Each row trained one small model twice on the same text, in JAX and in PyTorch, and "
+            "compared losses, gradients, weights and counters. [bold]Worst[/bold] is the largest "
+            "difference divided by what rounding allows: up to 1 is rounding, more is a mistake."
         )
-    table = Table(show_edge=False, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("Case", no_wrap=True)
-    table.add_column("Compared", justify="right")
+    table.add_column("Values", justify="right")
     table.add_column("Worst", justify="right")
-    table.add_column("Where", ratio=1)
+    table.add_column("In")
     table.add_column("Verdict")
     for result in told.results:
-        finding = result.failure or result.worst
+        worst = result.worst
+        place = (
+            f"{worst.quantity} ({worst.side})"
+            if result.failure is None
+            else (f"first {result.failure.place}")
+        )
         table.add_row(
             result.case.name,
             f"{len(result.findings):,}",
             times(result.worst.ratio).removesuffix(" times"),
-            escape(finding.place),
+            escape(place),
             "[green]equal[/green]" if result.equal else "[red]differ[/red]",
         )
     if told.results:

@@ -27,7 +27,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """PyTorch on one thread: this model is too small to share out.
 
     With more, its threads wait for each other by spinning, and on a machine whose cores are busy
@@ -60,7 +60,6 @@ class TorchSide:
         shapes = {name: tuple(p.shape) for name, p in GPT(self.config).named_parameters()}
         mapping.check({path: array.shape for path, array in weights.items()}, shapes)
 
-    @_one_thread()
     def accumulated(
         self,
         groups: Sequence[Group],
@@ -111,7 +110,6 @@ class TorchSide:
         trace.counters = {name: totals[name] for name in COUNTERS}
         return trace
 
-    @_one_thread()
     def undivided(self, groups: Sequence[Group], optimizer: str, dtype: str) -> Trace:
         """The same updates from whole batches: nothing is cut, summed up or divided again."""
         model = self._model(dtype)
