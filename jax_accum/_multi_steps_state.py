@@ -79,7 +79,7 @@ def _over_own(state: MultiStepsState, f: Any) -> MultiStepsState:
     return state._replace(
         acc_grads=jax.tree.map(f, state.acc_grads),
         compensation=jax.tree.map(f, state.compensation),
-        group=jax.tree.map(f, group)._replace(k=group.k),
+        group=jax.tree.map(f, group._replace(k=()))._replace(k=group.k),
     )
 
 
