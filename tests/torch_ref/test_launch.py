@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from torch_ref import launch
 from torch_ref.launch import process_group, spawn
 
 
@@ -45,6 +47,27 @@ def test_a_replica_that_does_not_finish_ends_the_run_and_leaves_no_process(
     assert multiprocessing.active_children() == []
 
 
+class Process:
+    """A process that ends with an exit status at a moment of its own."""
+
+    def __init__(self, ends_at: float, status: int) -> None:
+        self.ends_at = ends_at
+        self.status = status
+
+    @property
+    def exitcode(self) -> int | None:
+        return self.status if time.monotonic() > self.ends_at else None
+
+
+def test_the_cause_is_named_even_when_its_consequence_is_heard_first() -> None:
+    results: queue.Queue = queue.Queue()
+    results.put((0, None, "Connection closed by peer"))
+    now = time.monotonic()
+    processes = [Process(now, 1), Process(now + 0.3, -9)]
+    with pytest.raises(RuntimeError, match="replica 1 died, exit status -9; replica 0 raised:\nC"):
+        launch._collect(processes, results, deadline=now + 60, timeout=60)
+
+
 def test_fewer_than_one_replica_is_refused() -> None:
     with pytest.raises(ValueError, match="replicas must be at least 1, got 0"):
         spawn(one_misbehaves, 0)
@@ -58,6 +81,7 @@ def test_outside_torchrun_the_process_group_says_how_to_start_it(monkeypatch) ->
 
 ORPHANS = """
 import os, time
+from torch_ref import launch
 from torch_ref.launch import spawn
 
 def wait(rank):
@@ -108,6 +132,7 @@ def running(pid: int) -> bool:
 
 TORCHRUN = """
 import sys, torch
+from torch_ref import launch
 from torch_ref.launch import process_group
 from torch_ref.losses import Weighted
 from torch_ref.replicas import Replica

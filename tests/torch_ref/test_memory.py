@@ -40,6 +40,17 @@ def test_a_moment_of_64_mib_and_a_state_of_32_are_found_where_they_belong(
     assert later.baseline - first.baseline == pytest.approx(32 * MIB, abs=8 * MIB)
 
 
+def test_memory_that_the_c_library_kept_from_the_group_before_is_needed_again() -> None:
+    last_ones = []
+
+    def run_group() -> None:
+        small = [torch.ones(100 * 1024, dtype=torch.uint8) for _ in range(640)]
+        last_ones.append(small[-1])  # so that the heap cannot shrink from its end
+
+    usage = measure(run_group)
+    assert usage.later["cpu"].above_baseline > 50 * MIB
+
+
 ACCUMULATION = """
 import json, torch
 from torch_ref.losses import Weighted
