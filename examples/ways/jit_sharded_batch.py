@@ -27,6 +27,7 @@ opt = ja.MultiSteps(task.optimizer(), MICROBATCHES)
 
 @functools.partial(jax.jit, donate_argnums=(0, 1))
 def call(params, state, batch):
+    """One microbatch."""
     grads, tokens = jax.grad(task.mean_loss, has_aux=True)(params, batch)
     return opt.apply(grads, state, params, weight=tokens)
 

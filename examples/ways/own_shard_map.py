@@ -19,7 +19,8 @@ value_and_grad = ja.accumulated_value_and_grad(task.loss_fn, MICROBATCHES, axis_
 @jax.jit
 @jax.shard_map(mesh=mesh, in_specs=(same, same, rows), out_specs=same)
 def step(params, opt_state, batch):
-    (loss, info), grads = value_and_grad(params, batch)
+    """One update."""
+    _, grads = value_and_grad(params, batch)
     updates, opt_state = tx.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
@@ -39,6 +40,7 @@ specs = opt.state_specs(state)
 @jax.jit
 @jax.shard_map(mesh=mesh, in_specs=(same, specs, rows), out_specs=(same, specs))
 def call(params, state, batch):
+    """One microbatch."""
     own = jax.lax.pcast(params, "data", to="varying")  # or jax.grad reduces in every call
     grads, tokens = jax.grad(task.mean_loss, has_aux=True)(own, batch)
     return opt.apply(grads, state, params, weight=tokens)

@@ -24,7 +24,8 @@ value_and_grad = ja.accumulated_value_and_grad(task.loss_fn, MICROBATCHES, axis_
 
 @functools.partial(jax.pmap, axis_name="replica")
 def step(params, opt_state, batch):
-    (loss, info), grads = value_and_grad(params, batch)
+    """One update."""
+    _, grads = value_and_grad(params, batch)
     updates, opt_state = tx.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
@@ -40,6 +41,7 @@ opt = ja.MultiSteps(task.optimizer(), MICROBATCHES, axis_name="replica")
 
 @functools.partial(jax.pmap, axis_name="replica")
 def call(params, state, batch):
+    """One microbatch."""
     grads, tokens = jax.grad(task.mean_loss, has_aux=True)(params, batch)
     return opt.apply(grads, state, params, weight=tokens)
 

@@ -42,13 +42,14 @@ def main(address, process):
     params = jax.device_put(task.init(), same)
     opt_state = task.optimizer().init(params)
     for batch in task.batches():
-        params, opt_state, metrics = step(params, opt_state, placed(batch))
+        params, opt_state, _ = step(params, opt_state, placed(batch))
 
     # A call for each microbatch.
     opt = ja.MultiSteps(task.optimizer(), MICROBATCHES)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def call(params, state, batch):
+        """One microbatch."""
         grads, tokens = jax.grad(task.mean_loss, has_aux=True)(params, batch)
         return opt.apply(grads, state, params, weight=tokens)
 

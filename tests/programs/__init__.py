@@ -1,0 +1,1 @@
+"""Programs that tests run in processes of their own, and the model that they share."""
