@@ -79,7 +79,7 @@ class Ledger:
     def __init__(
         self, writers: Sequence[Writer] = (), *, coefficients: Mapping[str, float] | None = None
     ) -> None:
-        self._writers = list(writers)
+        self.writers = list(writers)
         self._coefficients = dict(coefficients or {})
         self._waiting: list[tuple[dict[str, Any], Mapping[str, Any]]] = []
         self._totals = Totals()
@@ -121,6 +121,11 @@ class Ledger:
         return dataclasses.replace(self._totals)
 
     @property
+    def examples(self) -> int:
+        """Examples in all attempts; does not wait for the device."""
+        return self._totals.examples + sum(facts["examples"] for facts, _ in self._waiting)
+
+    @property
     def axes(self) -> dict[str, int | float]:
         """Where the run stands, by axis: updates, examples, tokens. Waits for the device."""
         totals = self.totals
@@ -144,7 +149,7 @@ class Ledger:
         if self._grad_norm is not None:
             metrics["grad_norm"] = self._grad_norm
         metrics |= extra
-        for writer in self._writers:
+        for writer in self.writers:
             writer.log(metrics, axes)
         self._sums, self._weights, self._grad_norm = {}, {}, None
         return metrics

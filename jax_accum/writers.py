@@ -45,7 +45,8 @@ class Console:
 class JsonLines:
     """One JSON object per call: `{"axes": {"updates": 3, ...}, "metrics": {"loss": 2.5}}`.
 
-    Each line is flushed. A NaN or infinity is written as text, which JSON can hold.
+    Each line is flushed. A NaN or infinity is written as text, which JSON can hold. What else JSON
+    holds (lists, objects) is written as it is: the IDs that a group had, for instance.
 
     Args:
       path: the file; it is appended to.
@@ -137,8 +138,8 @@ def _summary_writer(folder: str | os.PathLike[str]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A number as JSON has it."""
-    number = value if isinstance(value, (int, str)) else float(value)
+    """A value as JSON has it."""
+    number = value if isinstance(value, (int, str, dict, list)) else float(value)
     if isinstance(number, float) and (number != number or number in (float("inf"), -float("inf"))):
         return str(number)
     return number
