@@ -67,8 +67,9 @@ def _what_was_done(told: Told) -> str:
     fault = ""
     if run.fault is not None:
         fault = (
-            f"<p><strong>This is a test of the check itself.</strong> The JAX side ran with a "
-            f"known mistake, <code>{escape(run.fault.name)}</code>: {escape(run.fault.meaning)}. "
+            f"<p><strong>This is a test of the check itself.</strong> In place of the "
+            "library, the JAX side ran a loop written by hand with a known mistake, "
+            f"<code>{escape(run.fault.name)}</code>: {escape(run.fault.meaning)}. "
             "A check that is worth something says “differ”.</p>"
         )
     return f"""<section><h2>What was done</h2>

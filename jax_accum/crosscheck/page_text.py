@@ -13,7 +13,7 @@ CAPTIONS = {
         "Above, the loss of both sides over each other, before each update; below, how far they "
         "are apart on a logarithmic scale, and how far rounding alone could bring them. A "
         "dot at 1e-17 stands for no difference at all. Of each optimizer and dtype, "
-        "the case that came nearest to its tolerance.",
+        "the case that came nearest to its tolerance, or went furthest past it.",
     ),
     "parameters.png": (
         "Gradients, parameter by parameter",

@@ -44,7 +44,7 @@ def draw_cases(results: Sequence[CaseResult]) -> Figure:
     figure = Figure(figsize=(8, 1.2 + 0.24 * len(results)), layout="constrained")
     axes = figure.subplots()
     for row, result in enumerate(results):
-        ratio = min(max(result.worst.ratio, 1e-3), 1e9)
+        ratio = min(max(result.worst.ratio, 1e-3), 1e15)
         color = EQUAL if result.equal else DIFFER
         axes.plot([1e-3, ratio], [row, row], color=color, alpha=0.35, linewidth=2)
         axes.plot([ratio], [row], "o" if result.equal else "X", color=color, markersize=6)
@@ -52,7 +52,7 @@ def draw_cases(results: Sequence[CaseResult]) -> Figure:
     axes.set_yticks(range(len(results)), [r.case.name for r in results], fontsize=8)
     axes.set_ylim(len(results) - 0.3, -0.7)
     axes.set_xscale("log")
-    axes.set_xlim(1e-3, max(30, 3 * min(max(r.worst.ratio for r in results), 1e9)))
+    axes.set_xlim(1e-3, max(30, 3 * min(max(r.worst.ratio for r in results), 1e15)))
     axes.set_xlabel("worst difference ÷ what rounding allows (left of the dashed line: equal)")
     axes.set_title("Every case against its tolerance", loc="left", fontsize=11)
     _plain(axes)
@@ -62,7 +62,7 @@ def draw_cases(results: Sequence[CaseResult]) -> Figure:
 def draw_losses(results: Sequence[CaseResult]) -> Figure:
     """Loss of JAX and PyTorch over each other, and under it how far they are apart."""
     columns = len(results)
-    figure = Figure(figsize=(max(4.2, 3.1 * columns), 5.4), layout="constrained")
+    figure = Figure(figsize=(max(8.4, 3.1 * columns), 5.4), layout="constrained")
     grid = figure.subplots(2, columns, squeeze=False, sharex="col", height_ratios=(3, 2))
     for column, result in enumerate(results):
         top, bottom = grid[0][column], grid[1][column]

@@ -104,11 +104,13 @@ class Told:
 def times(ratio: float) -> str:
     """A multiple in words.
 
-    >>> times(0.42), times(31250.0), times(float("inf"))
-    ('0.42 times', '31,250 times', 'beyond all')
+    >>> times(0.42), times(31250.0), times(6.6e12), times(float("inf"))
+    ('0.42 times', '31,250 times', '7e+12 times', 'beyond all')
     """
     if ratio == float("inf"):
         return "beyond all"
+    if ratio >= 1e6:
+        return f"{ratio:.0e} times"
     return f"{ratio:,.0f} times" if ratio >= 100 else f"{ratio:.2g} times"
 
 

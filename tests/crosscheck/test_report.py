@@ -79,8 +79,8 @@ def test_the_page_needs_nothing_outside_itself(equal, tmp_path):
 
 def test_the_first_lines_give_the_verdict(equal, differ, tmp_path):
     body = report.write(tmp_path, equal).read_text().split("<body>")[1]
-    assert Page(body).text.split("\n")[3] == "Equal: JAX and PyTorch trained the same"
-    assert Page(body).text.split("\n")[4].startswith("JAX and PyTorch trained the same in all 2")
+    assert Page(body).text.split("\n")[2] == "Equal: JAX and PyTorch trained the same"
+    assert Page(body).text.split("\n")[3].startswith("JAX and PyTorch trained the same in all 2")
     page = Page(report.write(tmp_path, differ).read_text())
     assert "They differ" in page.text
     assert "loss at update 1 (JAX) is off by" in page.text
