@@ -37,7 +37,7 @@ class Group:
       microbatches: on all replicas, each counted to its last with a weight; padding is not.
       padding: rows that are copies and weigh nothing.
       position: examples of the stream up to the end of this group.
-      first_replica: that of this process.
+      replicas: the numbers of those of this process.
       numbers: `[A, D, m]`, int: the example in each row, as an index into `ids`; larger for
         padding.
     """
@@ -50,7 +50,7 @@ class Group:
     microbatches: int
     padding: int
     position: int
-    first_replica: int
+    replicas: range
     numbers: np.ndarray = dataclasses.field(repr=False)
 
     @property
@@ -66,11 +66,9 @@ class Group:
     @property
     def replica_ids(self) -> dict[int, tuple[Any, ...]]:
         """What each replica of this process has, in the order it is processed; for `audit_ids`."""
-        rows = jax.tree.leaves(self.batch)[0].shape[1]
-        own = range(self.first_replica, self.first_replica + rows // self.numbers.shape[2])
         return {
             d: tuple(self.ids[i] for i in self.numbers[:, d].ravel() if i < len(self.ids))
-            for d in own
+            for d in self.replicas
         }
 
     def microbatch(self, a: int) -> Tree:

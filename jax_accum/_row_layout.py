@@ -50,7 +50,7 @@ class RowLayout:
             microbatches=_used(np.append(weights, 0)[np.minimum(numbers, n)]),
             padding=plan.examples_per_update - n,
             position=position,
-            first_replica=self.own.start,
+            replicas=self.own,
             numbers=numbers,
         )
 
