@@ -1,0 +1,166 @@
+"""How well candidates fit runs, in units of what rounding errors can explain."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_accum.doctor._candidate import Candidate
+from jax_accum.doctor._case import Case
+from jax_accum.doctor._faults import case_dtype
+from jax_accum.doctor._predict import Run, Seen, predict
+from jax_accum.doctor._sums import Oracle
+
+NOISE_FACTOR = 8
+"""A step may be this many times as noisy as the loss's own gradient in the same dtype: it sums
+over microbatches, and its framework may sum in another order."""
+FLIPS = 0.05
+"""Share of entries that a narrow accumulator may round to the other neighbour."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """How well one candidate explains one run.
+
+    Attributes:
+      candidate: which.
+      score: largest deviation over its tolerance; at most 1 fits.
+      deviation: the largest, relative to the change.
+      group: where, from 0.
+      quantity: of what: "change", or a name in the state.
+    """
+
+    candidate: Candidate
+    score: float
+    deviation: float
+    group: int
+    quantity: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether rounding errors explain the deviation."""
+        return self.score <= 1
+
+
+class Judge:
+    """Knows the tolerances of a case, and holds candidates against runs.
+
+    Args:
+      case: whose dtype decides.
+      oracle: its sums.
+      noise: relative error of a gradient, see `Oracle.noise`.
+    """
+
+    def __init__(self, case: Case, oracle: Oracle, noise: float):
+        self.case, self.oracle = case, oracle
+        self.noise = NOISE_FACTOR * noise
+        self.eps = float(jnp.finfo(case_dtype(case)).eps)
+        # 1 - b2**t is small, and computed in the dtype of the step; it enters by its root.
+        recipe = case.recipe
+        self.correction = self.eps / (1 - recipe.b2) / 2 if recipe.kind == "adamw" else 0.0
+        self._tolerances: dict[int, list[dict[str, float]]] = {}
+        self._kept: dict[tuple[int, Candidate], Fit] = {}
+        self._runs: list[Run] = []  # keeps their ids from being given to others
+
+    def tolerances(self, run: Run) -> list[dict[str, float]]:
+        """By group and quantity, relative to its size: what noise in the gradients comes to."""
+        if id(run) not in self._tolerances:
+            self._runs.append(run)
+            right = Candidate()
+            still = predict(right, run, self.case, self.oracle)
+            worst = [dict.fromkeys(("change", *seen.visible), self.noise) for seen in still]
+            for seed in range(3):
+                rng = np.random.default_rng(seed)
+                shaken = predict(right, run, self.case, self.oracle, shake=rng, by=self.noise)
+                for tolerance, a, b in zip(worst, still, shaken, strict=True):
+                    for name, x, y in _compared(a, b):
+                        size = float(np.linalg.norm(x))
+                        if size > 0 and np.isfinite(size):
+                            moved = float(np.linalg.norm(x - y)) / size
+                            tolerance[name] = max(tolerance[name], 2 * moved)
+            for tolerance in worst:
+                tolerance["change"] += self.correction
+            self._tolerances[id(run)] = worst
+        return self._tolerances[id(run)]
+
+    def fit(self, candidate: Candidate, run: Run, *, until: int | None = None) -> Fit:
+        """Holds one candidate against one run."""
+        key = (id(run), candidate)
+        if key in self._kept:
+            return self._kept[key]
+        predicted = predict(candidate, run, self.case, self.oracle, until=until)
+        tolerances = self.tolerances(run)
+        worst = Fit(candidate, 0.0, 0.0, 0, "change")
+        for place, (want, got) in enumerate(zip(predicted, run.seen, strict=False)):
+            for name, x, y in _compared(want, got):
+                base = run.starts[place] if name == "change" and not run.gradient_only else x
+                tolerance = tolerances[place].get(name, self.noise)
+                score, deviation = self._score(candidate, x, y, base, tolerance)
+                if score > worst.score:
+                    worst = Fit(candidate, score, deviation, place, name)
+        if until is None:
+            self._kept[key] = worst
+        return worst
+
+    def _score(
+        self,
+        candidate: Candidate,
+        want: np.ndarray,
+        got: np.ndarray,
+        base: np.ndarray,
+        tolerance: float,
+    ) -> tuple[float, float]:
+        """Deviation over tolerance, and over the size of the larger one."""
+        lost, found = np.isnan(want), ~np.isfinite(got)
+        if lost.any() or found.any():
+            # Which entries an inf spreads to depends on the code; that it does is the point.
+            same = bool(lost.any()) == bool(found.any())
+            return (0.0, 0.0) if same else (np.inf, np.inf)
+        error = np.abs(want - got)
+        size = max(float(np.linalg.norm(want)), float(np.linalg.norm(got)))
+        if not error.any():
+            return 0.0, 0.0
+        deviation = float(np.linalg.norm(error)) / size if size else np.inf
+        if candidate.accumulator:
+            # Single entries may be rounded to the other neighbour; the rest must agree.
+            scale = float(np.sqrt(np.mean(want**2)))
+            allowed = tolerance * (np.abs(want) + scale) + self.eps * (np.abs(base) + np.abs(want))
+            ratio = np.sort(error / np.maximum(allowed, 1e-300))
+            return float(ratio[-1 - max(1, int(FLIPS * ratio.size))]), deviation
+        floor = self.eps * float(np.linalg.norm(base) + np.linalg.norm(want))
+        allowed_norm = tolerance * float(np.linalg.norm(want)) + floor
+        return (float(np.linalg.norm(error)) / allowed_norm if allowed_norm else np.inf), deviation
+
+    def fits_all(self, candidate: Candidate, runs: Iterable[Run]) -> bool:
+        """Whether rounding errors explain every deviation in these runs."""
+        return all(self.fit(candidate, run).fits for run in runs)
+
+    def fits_early(self, candidate: Candidate, run: Run) -> bool:
+        """The same for the first group alone, to tell quickly."""
+        return self.fit(candidate, run, until=1).fits
+
+    def distance(self, one: Candidate, other: Candidate, runs: Sequence[Run]) -> float:
+        """How far apart what two candidates predict is, relative to its size, at most."""
+        worst = 0.0
+        for run in runs:
+            a = predict(one, run, self.case, self.oracle)
+            b = predict(other, run, self.case, self.oracle)
+            for x, y in zip(a, b, strict=True):
+                for _, u, v in _compared(x, y):
+                    if np.isnan(u).any() != np.isnan(v).any():
+                        return np.inf
+                    size = max(float(np.linalg.norm(u)), float(np.linalg.norm(v)))
+                    if size and np.isfinite(size):
+                        worst = max(worst, float(np.linalg.norm(u - v)) / size)
+        return worst
+
+
+def _compared(a: Seen, b: Seen) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """What both sides have, by name."""
+    return [
+        ("change", a.change, b.change),
+        *((n, a.visible[n], b.visible[n]) for n in a.visible if n in b.visible),
+    ]

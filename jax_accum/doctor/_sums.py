@@ -1,0 +1,200 @@
+"""Oracle: sums, weights and gradients of a microbatch, in float64, and how noisy the step may be.
+
+Everything is flat here: a gradient is one float64 vector over all parameters.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_accum._weighted import Weighted
+from jax_accum.doctor._case import Case, parts, stack, with_labels
+
+Tree = Any
+VARIANTS = ("as given", "counted", "supervised", "shifted", "shifted back")
+"""How a loss can misread its labels; see `Oracle.part`."""
+
+
+class Term(NamedTuple):
+    """One term of one replica's part of a microbatch.
+
+    Attributes:
+      total: the sum.
+      weight: what it is divided by.
+      gradient: of the sum, flat, not divided.
+    """
+
+    total: float
+    weight: float
+    gradient: np.ndarray
+
+
+Part = dict[str, Term]
+
+
+def flat(tree: Tree) -> np.ndarray:
+    """The leaves of a tree, one after the other, in float64."""
+    return np.concatenate(
+        [np.ravel(np.asarray(x)).astype(np.float64) for x in jax.tree.leaves(tree)]
+    )
+
+
+class Oracle:
+    """Per-term sums and gradients at any parameters, remembered.
+
+    Args:
+      case: whose loss it differentiates.
+    """
+
+    def __init__(self, case: Case):
+        self.case = case
+        self.params = flat(case.params)
+        self._kept: dict[Any, Part] = {}
+        leaves, self._structure = jax.tree.flatten(case.params)
+        self._shapes = [np.shape(x) for x in leaves]
+
+    def terms(self) -> list[str]:
+        """The names of the loss's terms."""
+        return list(self.part(self.params, stack(self.case.examples[:1])))
+
+    def unflat(self, vector: np.ndarray) -> Tree:
+        """A flat vector as a tree like the parameters, in float64."""
+        ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes])
+        pieces = np.split(vector, ends[:-1])
+        return jax.tree.unflatten(
+            self._structure, [p.reshape(s) for p, s in zip(pieces, self._shapes, strict=True)]
+        )
+
+    def microbatch(self, params: np.ndarray, batch: Tree, variant: str) -> list[Part]:
+        """The parts of all replicas."""
+        return [self.part(params, rows, variant) for rows in parts(batch, self.case.replicas)]
+
+    def part(self, params: np.ndarray, rows: Tree, variant: str = "as given") -> Part:
+        """One replica's terms.
+
+        Variants: "counted": the sums are right, but ignored entries count in the weight;
+        "supervised": ignored entries are trained on as label 0, and counted; "shifted" and
+        "shifted back": labels moved by one along their last axis.
+        """
+        key = (params.tobytes(), *(x.tobytes() for x in jax.tree.leaves(rows)), variant)
+        if key not in self._kept:
+            if len(self._kept) > 4096:
+                self._kept.clear()
+            self._kept[key] = self._part(params, rows, variant)
+        return self._kept[key]
+
+    def _part(self, params: np.ndarray, rows: Tree, variant: str) -> Part:
+        if variant == "as given":
+            return self._evaluate(params, rows)
+        name, ignored = self.case.labels, self.case.ignore_index
+        assert name is not None
+        if variant == "counted":
+            own = self.part(params, rows)
+            filled = self.part(params, rows, "supervised")
+            return {t: own[t]._replace(weight=filled[t].weight) for t in own}
+        change: Callable[[np.ndarray], np.ndarray]
+        if variant == "supervised":
+
+            def change(labels: np.ndarray) -> np.ndarray:
+                return np.where(labels == ignored, np.zeros_like(labels), labels)
+        else:
+            by = -1 if variant == "shifted" else 1
+
+            def change(labels: np.ndarray) -> np.ndarray:
+                moved = np.roll(labels, by, axis=-1)
+                moved[..., -1 if by == -1 else 0] = ignored
+                return moved
+
+        return self._evaluate(params, with_labels(rows, name, change))
+
+    def _evaluate(self, params: np.ndarray, rows: Tree) -> Part:
+        tree = self.unflat(params)
+        if self.case.sums is not None:
+            given = self.case.sums(tree, rows)
+            return {t: Term(float(s), float(w), flat(g)) for t, (s, w, g) in given.items()}
+        with jax.enable_x64(True):
+            totals, weights, grads = compiled(self.case.loss_fn)(tree, _wide(rows))
+            return {t: Term(float(totals[t]), float(weights[t]), flat(grads[t])) for t in totals}
+
+    def noise(self, batches: list[Tree]) -> float:
+        """Relative error of the loss's own gradient in the dtype of the step, at most.
+
+        Measured, by running `loss_fn` in that dtype; where it cannot be run, a few roundings.
+        """
+        dtype = jnp.result_type(*(np.asarray(x).dtype for x in jax.tree.leaves(self.case.params)))
+        worst = 8 * float(jnp.finfo(dtype).eps)
+        if self.case.loss_fn is None or dtype == np.float64:
+            return worst
+        function = compiled(self.case.loss_fn)
+        for rows in (p for batch in batches for p in parts(batch, self.case.replicas)):
+            _, weights, grads = function(jax.tree.map(jnp.asarray, self.case.params), rows)
+            for name, term in self.part(self.params, rows).items():
+                size = np.linalg.norm(term.gradient)
+                if float(weights[name]) and size:
+                    error = np.linalg.norm(flat(grads[name]) - term.gradient) / size
+                    worst = max(worst, float(error))
+        return worst
+
+
+@functools.lru_cache(maxsize=64)
+def compiled(loss_fn: Any) -> Callable[..., Any]:
+    """Totals, weights and gradients by term, jitted; one per loss function."""
+
+    def all_terms(params: Tree, batch: Tree) -> tuple[Any, Any, Any]:
+        def totals_of(params: Tree) -> tuple[dict[str, Any], dict[str, Any]]:
+            terms = named_terms(loss_fn(params, batch))
+            return {t: w.total for t, w in terms.items()}, {t: w.weight for t, w in terms.items()}
+
+        totals, pull, weights = jax.vjp(totals_of, params, has_aux=True)
+        grads = {}
+        for name in totals:
+            seed = {t: jnp.full_like(x, float(t == name)) for t, x in totals.items()}
+            (grads[name],) = pull(seed)
+        return totals, weights, grads
+
+    return jax.jit(all_terms)
+
+
+def named_terms(value: Any) -> dict[str, Weighted]:
+    """The terms of a loss by name; a single one is called "loss"."""
+    if isinstance(value, Weighted):
+        return {"loss": value}
+    if isinstance(value, dict) and value and all(isinstance(v, Weighted) for v in value.values()):
+        return value
+    raise TypeError(
+        f"loss_fn returned {type(value).__name__}: the doctor needs a jax_accum.Weighted, or a "
+        "dict of them by term, so that it knows sums and weights."
+    )
+
+
+def _wide(tree: Tree) -> Tree:
+    return jax.tree.map(
+        lambda x: x.astype(np.float64) if np.issubdtype(x.dtype, np.floating) else x, tree
+    )
+
+
+def not_additive(oracle: Oracle, batches: list[Tree]) -> float:
+    """How far microbatches' gradients are from the sums over their examples, relative."""
+    worst = 0.0
+    for rows in (p for batch in batches for p in parts(batch, oracle.case.replicas)):
+        whole = oracle.part(oracle.params, rows)
+        count = jax.tree.leaves(rows)[0].shape[0]
+        singles = [
+            oracle.part(oracle.params, jax.tree.map(lambda x, i=i: x[i : i + 1], rows))
+            for i in range(count)
+        ]
+        for name, term in whole.items():
+            own = [one[name].gradient for one in singles if one[name].weight]
+            if not term.weight or not np.isfinite(term.gradient).all():
+                continue
+            size = max(float(np.linalg.norm(term.gradient)), *map(float, map(np.linalg.norm, own)))
+            if size:
+                apart = float(np.linalg.norm(term.gradient - np.sum(own, axis=0))) / size
+                worst = max(worst, apart)
+    return worst
