@@ -57,6 +57,7 @@ __all__ = [
     "loss_scale",
     "losses",
     "make_train_step",
+    "memory",
     "microbatch_rows",
     "next_token_targets",
     "pack_documents",

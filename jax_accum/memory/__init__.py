@@ -1,0 +1,21 @@
+"""Memory of a training step: what it needs before it runs, and the largest microbatch that fits."""
+
+from jax_accum.memory._analyze import Analysis, Part, analyze
+from jax_accum.memory._budget import as_bytes, readable
+from jax_accum.memory._errors import DoesNotFitError, is_exhausted
+from jax_accum.memory._line import Line
+from jax_accum.memory._search import Row, Search, largest_microbatch
+
+__all__ = [
+    "Analysis",
+    "DoesNotFitError",
+    "Line",
+    "Part",
+    "Row",
+    "Search",
+    "analyze",
+    "as_bytes",
+    "is_exhausted",
+    "largest_microbatch",
+    "readable",
+]
