@@ -26,8 +26,9 @@ class Candidate:
       way: in words, how this one goes about it.
       loss: how the loss reads its labels; see `Oracle.part`.
       replicas: "all", or "first": every replica was given the first one's rows.
-      divide: by what: "group" (right), "microbatch", "part", "replica", or "nothing"; or by the weight
-        that one term has in the group, "term: name", or in each microbatch, "each term: name".
+      divide: by what: "group" (right), "microbatch", "part", "replica", or "nothing"; or
+        by the weight that one term has in the group, "term: name", or in each microbatch, "each
+        term: name".
       power_a: the result is multiplied by the group's number of microbatches to this power.
       power_full: by that of a full group.
       power_d: by the replicas.
@@ -48,7 +49,8 @@ class Candidate:
       ignored: a microbatch without weight adds "nothing" or "nan".
       empty: a group without weight is a "skip", or an update with gradient "zero", "counted" only,
         or "nan".
-      nonfinite: the same for a group with an inf; "poison", "accumulator" for what stays NaN, "stuck" if all later groups are skipped.
+      nonfinite: the same for a group with an inf; "poison" or "accumulator" for what stays
+        NaN, "stuck" if all later groups are skipped.
       accumulator: dtype of the sum if too narrow: "bfloat16" or "float16".
       rounds: what is summed in that dtype: "shares", "sums" or "means", and whether each is
         rounded "first".

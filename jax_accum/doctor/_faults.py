@@ -112,7 +112,7 @@ def _terms(names: Sequence[str]) -> list[Candidate]:
             ("term", "all terms are divided by the group's weight of “{}”"),
             (
                 "each term",
-                "all terms are divided by the microbatch's weight of “{}”, then averaged",
+                "each microbatch's terms are divided by its weight of “{}”, then averaged",
             ),
         )
     ]

@@ -1,4 +1,4 @@
-"""The masked mean is 0 / 0 in a microbatch of padding, and 0 times NaN is NaN."""
+"""The weight of each token is 0 / 0 in a microbatch of padding, and 0 times NaN is NaN."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ def masked_mean_grad(params, batch):
     log_p = jax.nn.log_softmax(p.logits_of(params, batch["x"]))
     told = batch["labels"] != -100
     losses = -jnp.take_along_axis(log_p, jnp.maximum(batch["labels"], 0)[..., None], -1)[..., 0]
-    return jnp.sum(losses * told) / jnp.sum(told)
+    weights = told / jnp.sum(told)
+    return jnp.sum(losses * weights)
 
 
 def update(params, state, microbatches):

@@ -1,0 +1,22 @@
+"""The token count was all-reduced, and DDP then takes the mean all the same."""
+
+from tests.faults import torch_problem as p
+from tests.faults.torch_replicas import averaged, rows_of
+
+FAULT = "divided by the replicas"
+
+
+def case(seed):
+    return p.make_case(seed, init=p.begin(), replicas=2, microbatches=3)
+
+
+@p.step
+def update(loop, batches):
+    tokens = p.group_tokens(batches)
+
+    def rank(model, d):
+        for batch in batches:
+            (p.sum_loss(model, rows_of(batch, d)) / tokens).backward()
+
+    averaged(loop.model, rank)
+    loop.optimizer.step()
