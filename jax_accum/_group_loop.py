@@ -128,17 +128,29 @@ def accumulate(
     size = weights.counts.size
     whole = params if layout.gather_each else layout.gather(params)
 
-    def pulls_of(totals: Scalars, pull: Any, a: Any, apart: bool) -> list[tuple[jax.Array, Tree]]:
-        """Gradients of a microbatch, each with whether it counts."""
+    def add(acc: Tree, counts: jax.Array, grads: Tree) -> Tree:
+        grads = jax.tree.map(partial(_kept, counts, floor), grads)
+        return jax.tree.map(jnp.add, acc, layout.scatter(grads) if layout.each else grads)
+
+    def seeds_at(a: Any, totals: Scalars) -> Scalars:
         seeds = {name: weights.seeds[name][a] for name in names}
         if scale is not None:
             seeds = {name: seed * scale for name, seed in seeds.items()}
         seeds = {name: seed.astype(totals[name].dtype) for name, seed in seeds.items()}
-        seeds = as_varying(seeds, layout.axes)  # a cotangent has the type of its value
-        if not apart:
-            return [(weights.counts[a], pull(seeds)[0])]
-        none = {name: jnp.zeros_like(seed) for name, seed in seeds.items()}
-        return [(weights.each[name][a] != 0, pull(none | {name: seeds[name]})[0]) for name in names]
+        return as_varying(seeds, layout.axes)  # a cotangent has the type of its value
+
+    def each_term(acc: Tree, params: Tree, seeds: Scalars, a: Any, state: Any) -> Tree:
+        """Adds the gradient of microbatch `a`, a backward pass for each term.
+
+        Each term is differentiated by itself: with a cotangent of 0 for the others, their NaN
+        would come through as 0 * NaN.
+        """
+        for name in names:
+            _, pull = jax.vjp(lambda p, name=name: forward(p, a, state)[0][name], params)
+            # Wait for the term before, so that there is one gradient at a time.
+            seed, acc = jax.lax.optimization_barrier((seeds[name], acc))
+            acc = add(acc, weights.each[name][a] != 0, pull(seed)[0])
+        return acc
 
     def take(a: Any, so_far: Sums, params: Tree, apart: bool) -> Sums:
         params = layout.gather_in(a, params) if layout.gather_each else params
@@ -149,10 +161,11 @@ def accumulate(
             name: s + jnp.where(weights.each[name][a] == 0, 0, totals[name].astype(s.dtype))
             for name, s in so_far.terms.items()
         }
-        acc = so_far.grads
-        for counts, grads in pulls_of(totals, pull, a, apart):
-            grads = jax.tree.map(partial(_kept, counts, floor), grads)
-            acc = jax.tree.map(jnp.add, acc, layout.scatter(grads) if layout.each else grads)
+        seeds = seeds_at(a, totals)
+        if apart:
+            acc = each_term(so_far.grads, params, seeds, a, so_far.state)
+        else:
+            acc = add(so_far.grads, weights.counts[a], pull(seeds)[0])
         aux = _aux.add(aux_how, so_far.aux, aux, a, weights.each[names[0]][a])
         return Sums(terms, acc, aux, jax.tree.map(accumulator.as_dtype_of, state, so_far.state))
 
