@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jax_accum._checks import checked_int
-from jax_accum._rows import named_leaves
+from jax_accum._rows import Collate, named_leaves
 
 Tree = Any
 
@@ -102,9 +101,7 @@ def next_token_targets(
     return is_target.sum(axis=1, dtype=np.int64)
 
 
-def collate_to_lengths(
-    lengths: Sequence[int], padding: Mapping[str, Any]
-) -> Callable[[Sequence[Tree], Sequence[Any]], Tree]:
+def collate_to_lengths(lengths: Sequence[int], padding: Mapping[str, Any]) -> Collate:
     """Puts examples of varying length together, padded to the shortest length that holds all.
 
     Every leaf with axes is padded along its first, with its value in `padding` or 0; scalars
@@ -117,8 +114,10 @@ def collate_to_lengths(
     if not steps or sorted(set(steps)) != steps:
         raise ValueError(f"lengths must rise and not be empty, got {list(lengths)}.")
 
-    def collate(examples: Sequence[Tree], ids: Sequence[Any]) -> Tree:
-        own = [_length(example, name) for example, name in zip(examples, ids, strict=True)]
+    def collate(
+        names: Sequence[str], columns: Sequence[Sequence[np.ndarray]], ids: Sequence[Any]
+    ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        own = _lengths(names, columns, ids)
         longest = max(own)
         if longest > steps[-1]:
             raise ValueError(
@@ -126,28 +125,33 @@ def collate_to_lengths(
                 f"lengths is {steps[-1]}: cut it, or add a length."
             )
         length = next(n for n in steps if n >= longest)
-        names = [name for name, _ in named_leaves(examples[0])]
-        columns = zip(*(jax.tree.leaves(example) for example in examples), strict=True)
         leaves = [
             _padded(xs, length, padding.get(name, 0))
             for name, xs in zip(names, columns, strict=True)
         ]
-        batch = jax.tree.unflatten(jax.tree.structure(examples[0]), leaves)
-        if "mask" in padding and "mask" not in names and isinstance(batch, dict):
-            batch["mask"] = np.arange(length) < np.array(own)[:, None]
-        return batch
+        if "mask" in padding and "mask" not in names:
+            return leaves, {"mask": np.arange(length) < np.array(own)[:, None]}
+        return leaves, {}
 
     return collate
 
 
-def _length(example: Tree, name: Any) -> int:
-    own = {leaf: x.shape[0] for leaf, x in named_leaves(example) if x.ndim}
-    if len(set(own.values())) != 1:
+def _lengths(
+    names: Sequence[str], columns: Sequence[Sequence[np.ndarray]], ids: Sequence[Any]
+) -> list[int]:
+    """The length of each example."""
+    ragged = [(name, xs) for name, xs in zip(names, columns, strict=True) if xs[0].ndim]
+    if not ragged:
+        raise ValueError(f"lengths= needs a leaf with an axis, but examples have {list(names)}.")
+    per_leaf = [[len(x) for x in xs] for _, xs in ragged]
+    if any(other != per_leaf[0] for other in per_leaf):
+        at = next(i for i, own in enumerate(zip(*per_leaf, strict=True)) if len(set(own)) > 1)
+        own = {name: len(xs[at]) for name, xs in ragged}
         raise ValueError(
-            f"example {name!r} has leaves of the lengths {own}: with lengths= all leaves of an "
+            f"example {ids[at]!r} has leaves of the lengths {own}: with lengths= all leaves of an "
             "example that have axes share one length."
         )
-    return next(iter(own.values()))
+    return per_leaf[0]
 
 
 def _padded(xs: Sequence[np.ndarray], length: int, fill: Any) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,12 +24,18 @@ class Rows(NamedTuple):
     ids: list[Any]
 
 
-class Leaf(NamedTuple):
-    """What has to stay the same of a leaf from batch to batch."""
+class Part(NamedTuple):
+    """A batch that was read, or a single example, as its leaves."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
+    leaves: list[np.ndarray]
+    ids: list[Any]
+
+
+Collate = Callable[
+    [Sequence[str], Sequence[Sequence[np.ndarray]], Sequence[Any]],
+    tuple[list[np.ndarray], dict[str, np.ndarray]],
+]
+"""From names of leaves, each leaf of all examples, and IDs: batched leaves, and more by name."""
 
 
 def named_leaves(tree: Tree) -> list[tuple[str, Any]]:
@@ -44,7 +51,8 @@ class RowReader:
       stream: of batches (trees of arrays `[rows, ...]`), or of single examples.
       batched: whether it is of batches.
       ids: key of the leaf that holds the IDs, which is taken out; `None` numbers the examples.
-      collate: puts single examples together; `np.stack` of every leaf by default.
+      collate: puts single examples together, and may return more leaves if examples are dicts;
+        `np.stack` of every leaf by default.
     """
 
     def __init__(
@@ -53,7 +61,7 @@ class RowReader:
         *,
         batched: bool,
         ids: str | None,
-        collate: Callable[[Sequence[Tree], Sequence[Any]], Tree] | None = None,
+        collate: Collate | None = None,
     ) -> None:
         try:
             self._stream: Iterator[Tree] = iter(stream)
@@ -69,9 +77,10 @@ class RowReader:
         self._batched = batched
         self._ids = ids
         self._collate = collate
-        self._like: list[Leaf] | None = None
+        self._names: list[str] = []
+        self._like: list[tuple[tuple[int, ...], np.dtype]] = []
         self._structure: Any = None
-        self._parts: list[Rows] = []  # read, not taken; of examples, one at a time
+        self._parts: collections.deque[Part] = collections.deque()  # read, and not taken
         self._ready = 0
         self._items = 0  # batches or examples read
         self._numbered = 0
@@ -96,54 +105,76 @@ class RowReader:
         return self._cut(min(rows, self._ready))
 
     def _cut(self, rows: int) -> Rows:
-        taken, ids = [], []
+        taken: list[list[np.ndarray]] = []
+        ids: list[Any] = []
         missing = rows
         while missing:
-            part = self._parts.pop(0)
+            part = self._parts.popleft()
             if len(part.ids) > missing:
-                self._parts.insert(0, _slice(part, slice(missing, None)))
+                self._parts.appendleft(_slice(part, slice(missing, None)))
                 part = _slice(part, slice(missing))
-            taken.append(part.batch)
+            taken.append(part.leaves)
             ids += part.ids
             missing -= len(part.ids)
         self._ready -= rows
-        if not self._batched:
-            if self._collate is not None:
-                return Rows(self._collate(taken, ids), ids)
-            return Rows(jax.tree.map(lambda *xs: np.stack(xs), *taken), ids)
-        if len(taken) == 1:
-            return Rows(taken[0], ids)
-        return Rows(jax.tree.map(lambda *xs: np.concatenate(xs), *taken), ids)
+        if len(taken) == 1 and self._batched:
+            return Rows(jax.tree.unflatten(self._structure, taken[0]), ids)
+        columns = list(zip(*taken, strict=True))
+        if self._collate is not None:
+            leaves, more = self._collate(self._names, columns, ids)
+            batch = jax.tree.unflatten(self._structure, leaves)
+            return Rows({**batch, **more} if isinstance(batch, dict) else batch, ids)
+        together = np.concatenate if self._batched else np.stack
+        return Rows(jax.tree.unflatten(self._structure, map(together, columns)), ids)
 
-    def _read(self, item: Tree) -> Rows:
-        what = f"{'batch' if self._batched else 'example'} {self._items}"
-        item, own_ids = self._without_ids(item, what)
-        item = jax.tree.map(lambda x: _as_numpy(x, what), item)
-        leaves = named_leaves(item)
-        if not leaves:
-            raise ValueError(f"{what} holds no arrays.")
-        rows = _leading(leaves, what) if self._batched else 1
-        self._require_alike(item, leaves, what)
+    def _read(self, item: Tree) -> Part:
+        own_ids = None
+        if self._ids is not None:
+            item, own_ids = self._without_ids(item)
+        leaves, structure = jax.tree.flatten(item)
+        leaves = [self._as_numpy(x) for x in leaves]
+        if self._structure is None or structure != self._structure:
+            self._first_or_other(item, structure)
+        rows = self._rows(leaves)
+        self._require_alike(leaves)
         if own_ids is None:
             found = list(range(self._numbered, self._numbered + rows))
         else:
-            found = self._checked_ids(own_ids, rows, what)
+            found = self._checked_ids(own_ids, rows)
         self._items += 1
         self._numbered += rows
-        return Rows(item, found)
+        return Part(leaves, found)
 
-    def _without_ids(self, item: Tree, what: str) -> tuple[Tree, Any]:
-        if self._ids is None:
-            return item, None
+    @property
+    def _what(self) -> str:
+        """What is being read, in words."""
+        return f"{'batch' if self._batched else 'example'} {self._items}"
+
+    def _first_or_other(self, item: Tree, structure: Any) -> None:
+        """Takes the structure of the first item over, and refuses another."""
+        names = [name for name, _ in named_leaves(item)]
+        if self._structure is not None:
+            raise ValueError(
+                f"{self._what} has the leaves {names}, but the first one had {self._names}: all "
+                "must have the same structure."
+            )
+        if not names:
+            raise ValueError(f"{self._what} holds no arrays.")
+        self._structure, self._names = structure, names
+
+    def _without_ids(self, item: Tree) -> tuple[Tree, Any]:
+        what = self._what
         if not isinstance(item, Mapping) or self._ids not in item:
             has = f"the keys {sorted(map(str, item))}" if isinstance(item, Mapping) else "no keys"
             raise ValueError(
                 f"{what} has no IDs: ids={self._ids!r} names a key of every "
                 f"{what.split()[0]}, and this one has {has}. ids=None numbers the examples."
             )
-        return {k: v for k, v in item.items() if k != self._ids}, item[self._ids]
+        rest = dict(item)
+        return rest, rest.pop(self._ids)
 
-    def _checked_ids(self, given: Any, rows: int, what: str) -> list[Any]:
+    def _checked_ids(self, given: Any, rows: int) -> list[Any]:
+        what = self._what
         if self._batched:
             found = given.tolist() if hasattr(given, "tolist") else list(given)
             if len(found) != rows:
@@ -168,55 +199,54 @@ class RowReader:
                 )
         return found
 
-    def _require_alike(self, item: Tree, leaves: list[tuple[str, Any]], what: str) -> None:
-        ragged = self._collate is not None  # which then looks at the shapes itself
-        skip = 1 if self._batched or ragged else 0
-        now = [Leaf(name, x.shape[skip:], x.dtype) for name, x in leaves]
-        structure = jax.tree.structure(item)
-        if self._like is None:
-            self._like, self._structure = now, structure
-        if structure != self._structure:
-            raise ValueError(
-                f"{what} has the leaves {[leaf.name for leaf in now]}, but the first one had "
-                f"{[leaf.name for leaf in self._like]}: all must have the same structure."
-            )
-        for leaf, like in zip(now, self._like, strict=True):
-            if leaf != like:
-                raise ValueError(
-                    f"leaf {leaf.name!r} of {what} has shape {('rows', *leaf.shape)} and dtype "
-                    f"{leaf.dtype}, but the first one had {('rows', *like.shape)} and {like.dtype}."
-                    " Groups have one shape: pad the examples to one length, or pass single "
-                    "examples with batched=False and lengths=."
-                )
-
-
-def _slice(rows: Rows, which: slice) -> Rows:
-    return Rows(jax.tree.map(lambda x: x[which], rows.batch), rows.ids[which])
-
-
-def _as_numpy(x: Any, what: str) -> np.ndarray:
-    try:
-        array = np.asarray(x)
-    except Exception as error:
-        raise TypeError(f"{what} holds a {type(x).__name__}, which is no array: {error}") from error
-    if array.dtype.kind in "OUS":
-        raise TypeError(
-            f"{what} holds {type(x).__name__} of dtype {array.dtype}, which no device can take. "
-            "If these are the IDs, name their key: ids=."
+    def _require_alike(self, leaves: list[np.ndarray]) -> None:
+        # Of examples that vary in length, collate looks at the first axis itself.
+        skip = 1 if self._batched or self._collate is not None else 0
+        now = [(x.shape[skip:], x.dtype) for x in leaves]
+        if not self._like:
+            self._like = now
+        if now == self._like:
+            return
+        wrong = next(i for i, (a, b) in enumerate(zip(now, self._like, strict=True)) if a != b)
+        (shape, dtype), (before, dtype_before) = now[wrong], self._like[wrong]
+        rows = ("rows",) if self._batched else ()
+        raise ValueError(
+            f"leaf {self._names[wrong]!r} of {self._what} has shape {(*rows, *shape)} and dtype "
+            f"{dtype}, but the first one had {(*rows, *before)} and {dtype_before}. Groups have "
+            "one shape: pad the examples to one length, or pass single examples with "
+            "batched=False and lengths=."
         )
-    return array
 
+    def _rows(self, leaves: list[np.ndarray]) -> int:
+        """The number of rows of an item."""
+        if not self._batched:
+            return 1
+        for name, x in zip(self._names, leaves, strict=True):
+            if x.ndim == 0:
+                raise ValueError(
+                    f"leaf {name!r} of {self._what} is a scalar: a batch has a leading axis over "
+                    "examples. For a stream of single examples pass batched=False."
+                )
+        if len({len(x) for x in leaves}) > 1:
+            sizes = zip(self._names, leaves, strict=True)
+            found = ", ".join(f"{len(x)} in {name!r}" for name, x in sizes)
+            raise ValueError(f"the leaves of {self._what} differ in their number of rows: {found}.")
+        return len(leaves[0])
 
-def _leading(leaves: list[tuple[str, np.ndarray]], what: str) -> int:
-    sizes: dict[int, str] = {}
-    for name, x in leaves:
-        if x.ndim == 0:
-            raise ValueError(
-                f"leaf {name!r} of {what} is a scalar: a batch has a leading axis over examples. "
-                "For a stream of single examples pass batched=False."
+    def _as_numpy(self, x: Any) -> np.ndarray:
+        try:
+            array = np.asarray(x)
+        except Exception as error:
+            raise TypeError(
+                f"{self._what} holds a {type(x).__name__}, which is no array: {error}"
+            ) from error
+        if array.dtype.kind in "OUS":
+            raise TypeError(
+                f"{self._what} holds {type(x).__name__} of dtype {array.dtype}, which no device "
+                "can take. If these are the IDs, name their key: ids=."
             )
-        sizes.setdefault(x.shape[0], name)
-    if len(sizes) > 1:
-        found = ", ".join(f"{n} in {name!r}" for n, name in sizes.items())
-        raise ValueError(f"the leaves of {what} differ in their number of rows: {found}.")
-    return next(iter(sizes))
+        return array
+
+
+def _slice(part: Part, which: slice) -> Part:
+    return Part([x[which] for x in part.leaves], part.ids[which])

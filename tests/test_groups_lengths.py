@@ -146,3 +146,12 @@ def test_documents_that_cannot_be_packed_are_named(call, error, message):
 def test_targets_of_a_batch_without_tokens_are_an_error():
     with pytest.raises(ValueError, match=r"tokens='tokens' is no leaf .* \['x'\]"):
         ja.next_token_targets({"x": np.ones((1, 2))})
+
+
+def test_a_tuple_without_a_padding_leaf_is_refused_and_with_one_is_padded():
+    stream = [(np.arange(3), np.array([5, 6, 7]))]
+    plan = plan_of(1, 1)
+    with pytest.raises(ValueError, match=r"padding names \['mask'\]"):
+        list(ja.groups(stream, plan, batched=False, lengths=[4]))
+    (group,) = ja.groups(stream, plan, batched=False, lengths=[4], padding={"1": -100})
+    assert group.batch[1].tolist() == [[[5, 6, 7, -100]]]
