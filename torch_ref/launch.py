@@ -47,6 +47,7 @@ def process_group(*, timeout: float = 60.0) -> Iterator[tuple[int, int]]:
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     try:
         yield dist.get_rank(), dist.get_world_size()
+        dist.barrier()  # whoever leaves first would break the others' last collective
     finally:
         dist.destroy_process_group()
 
@@ -148,7 +149,7 @@ def _child(
         store = dist.TCPStore(HOST, port, is_master=False, timeout=limit)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=replicas, timeout=limit)
         results.put((rank, function(rank, *args), None))
-        dist.barrier()  # nobody leaves while another still reduces
+        dist.barrier()  # as in process_group
         dist.destroy_process_group()
     except BaseException:
         results.put((rank, None, traceback.format_exc()))
