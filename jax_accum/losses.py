@@ -9,9 +9,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jax_accum._chunked import chunked_next_token_cross_entropy
 from jax_accum._weighted import Weighted
 
-__all__ = ["next_token_cross_entropy", "softmax_cross_entropy"]
+__all__ = ["chunked_next_token_cross_entropy", "next_token_cross_entropy", "softmax_cross_entropy"]
 
 
 def softmax_cross_entropy(

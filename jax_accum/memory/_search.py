@@ -201,8 +201,8 @@ def _compiled_row(make: Make, plan: BatchPlan, limit: int, folder: Path | None) 
             f"got {type(made).__name__}."
         )
     program = lower(made[0], *made[1])
-    key = None if folder is None else _cache.key_of(program.lowered)
-    analysis = None if folder is None or key is None else _cache.load(folder, key)
+    key = "" if folder is None else _cache.key_of(program.lowered)
+    analysis = None if folder is None else _cache.load(folder, key)
     how = "compiled" if analysis is None else "cached"
     if analysis is None:
         try:
@@ -211,7 +211,7 @@ def _compiled_row(make: Make, plan: BatchPlan, limit: int, folder: Path | None) 
             if not is_exhausted(error):
                 raise
             return Row(plan, None, False, how, None)
-        if folder is not None and key is not None:
+        if folder is not None:
             _cache.store(folder, key, analysis)
     return Row(plan, analysis.peak, analysis.peak <= limit, how, analysis)
 
