@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -97,6 +97,7 @@ class Crosscheck:
 
     def __post_init__(self) -> None:
         self._references: dict[Key, tuple[References, References]] = {}
+        self._stop = threading.Event()
         self._locks: defaultdict[Key, threading.Lock] = defaultdict(threading.Lock)
         self.examples = ordered_examples(self.documents, self.seed)
         make_groups(self.examples, [1])
@@ -124,6 +125,9 @@ class Crosscheck:
                     result = future.result()
                     found[result.case] = result
                     done(result)
+        except BaseException:
+            self._stop.set()
+            raise
         finally:
             self.results += [found[case] for case in cases if case in found]
             pool.shutdown(wait=False, cancel_futures=True)
@@ -133,7 +137,9 @@ class Crosscheck:
         started = time.perf_counter()
         groups = self.groups(case)
         jax_refs, torch_refs = self.references(case, groups)
+        self._check_stop()
         jax_trace = jax_side.run(self._loop(case), self.weights, groups, case.dtype)
+        self._check_stop()
         # The reference's two orders of division, one beside each of JAX's ways.
         order = "first" if case.way == "inone" else "last"
         torch_trace = self.torch.accumulated(
@@ -150,6 +156,11 @@ class Crosscheck:
             {"JAX": jax_trace.counters, "PyTorch": torch_trace.counters, "expected": counters},
             time.perf_counter() - started,
         )
+
+    def _check_stop(self) -> None:
+        """Ends a case that nobody waits for any more: the process could not end before it."""
+        if self._stop.is_set():
+            raise CancelledError
 
     def groups(self, case: Case) -> list[Group]:
         """The examples of each update of a case."""
