@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jax_accum.doctor import _faults as f
+from jax_accum.doctor import _names as f
 
 ADVICE: dict[str, tuple[str, str]] = {
     f.MEAN_OF_MEANS: (

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jax_accum.doctor import _faults as faults
+from jax_accum.doctor import _names as known
 from jax_accum.doctor._advice import ADVICE
 from jax_accum.doctor._candidate import Candidate, Settings, shares_of
 from jax_accum.doctor._diagnosis import Diagnosis
@@ -60,7 +61,7 @@ def answer_fault(found: Findings, judge: Judge, runs: list[Run], subject: Subjec
     ]
     if shares := coefficients(judge, run, right.group):
         evidence["share of each microbatch, 1 is right"] = shares
-    if found.name == faults.LEAK:
+    if found.name == known.LEAK:
         leaked = _leaked(best, run, right.group)
         evidence["examples of earlier groups in it"] = leaked
         reasoning.append(
@@ -111,11 +112,11 @@ def answer_right(judge: Judge, runs: list[Run], subject: Subject, alike: list[st
 
 def answer_batch(apart: float, judge: Judge, runs: list[Run], subject: Subject) -> Diagnosis:
     """The answer where the loss is not a sum over examples."""
-    what, change = ADVICE[faults.BATCH_STATISTICS]
+    what, change = ADVICE[known.BATCH_STATISTICS]
     return Diagnosis(
         status="fault",
-        fault=faults.BATCH_STATISTICS,
-        summary=f"Fault: {faults.BATCH_STATISTICS}. {what}",
+        fault=known.BATCH_STATISTICS,
+        summary=f"Fault: {known.BATCH_STATISTICS}. {what}",
         evidence={"gradient of a microbatch against the sum over its examples": apart},
         reasoning=[
             "The step does with its microbatches what is right.",
@@ -290,10 +291,10 @@ def _needs_probe(name: str, runs: list[Run]) -> bool:
     """Whether a fault could not show because its probe was not run."""
     probes = {run.name for run in runs}
     needs = {
-        faults.PARTIAL_BY_FULL: {"a partial group"},
-        faults.PARTIAL_DROPPED: {"a partial group"},
-        faults.PARTIAL_CARRIED: {"a partial group"},
-        faults.POISONED: {"a group with an inf"},
-        faults.NAN_IGNORED: {"an all-ignored microbatch", "a group without supervision"},
+        known.PARTIAL_BY_FULL: {"a partial group"},
+        known.PARTIAL_DROPPED: {"a partial group"},
+        known.PARTIAL_CARRIED: {"a partial group"},
+        known.POISONED: {"a group with an inf"},
+        known.NAN_IGNORED: {"an all-ignored microbatch", "a group without supervision"},
     }
     return name in needs and not needs[name] & probes

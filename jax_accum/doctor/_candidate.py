@@ -100,6 +100,11 @@ class Candidate:
         return dataclasses.replace(self, name=f"{self.name} + {other.name}", **theirs)
 
 
+def ways(name: str, *ways: tuple[str, dict[str, Any]]) -> list[Candidate]:
+    """Candidates of one fault: each a way in words, and its knobs."""
+    return [Candidate(name=name, way=way, **knobs) for way, knobs in ways]
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """What a combination needs to know of the case.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jax_accum.doctor import _faults as faults
+from jax_accum.doctor import _names as known
 from jax_accum.doctor._answers import Findings, answer_batch, answer_fault, answer_right, unknown
 from jax_accum.doctor._candidate import RIGHT, Candidate
 from jax_accum.doctor._case import Case, UnusableStepError, check_examples
@@ -87,7 +88,7 @@ def diagnose(
     except RandomStepError as error:
         judge = Judge(case, oracle, oracle.noise(core.groups[0]))
         found = _named(judge, [error.run], _singles(judge, subject), {})
-        if found.name not in (faults.LEAK,):
+        if found.name not in (known.LEAK,):
             raise
         return answer_fault(found, judge, [error.run], subject)
     judge = Judge(case, oracle, oracle.noise(core.groups[0]))
@@ -169,7 +170,7 @@ def _examine(subject: Subject, judge: Judge, probes: dict[str, Any], core: Run) 
 
 def _waits(judge: Judge, run: Run, singles: list[Candidate]) -> bool:
     """Whether the step does nothing with a group that is not full."""
-    names = (faults.PARTIAL_DROPPED, faults.PARTIAL_CARRIED)
+    names = (known.PARTIAL_DROPPED, known.PARTIAL_CARRIED)
     return any(judge.fit(c, run).fits for c in singles if c.name in names)
 
 

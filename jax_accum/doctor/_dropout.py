@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_accum.doctor import _faults as faults
+from jax_accum.doctor import _names as known
 from jax_accum.doctor._advice import ADVICE
 from jax_accum.doctor._case import UnusableStepError
 from jax_accum.doctor._diagnosis import Diagnosis
@@ -60,11 +60,11 @@ def diagnose_dropout(subject: Subject) -> Diagnosis:
             **common,
         )
     if apart <= noise:
-        what, change = ADVICE[faults.SAME_MASK]
+        what, change = ADVICE[known.SAME_MASK]
         return Diagnosis(
             status="fault",
-            fault=faults.SAME_MASK,
-            summary=f"Fault: {faults.SAME_MASK}. {what}",
+            fault=known.SAME_MASK,
+            summary=f"Fault: {known.SAME_MASK}. {what}",
             reasoning=[
                 f"Dropout is active: with it, one microbatch is {active:.3g} (relative) away from "
                 "the loss without it.",

@@ -10,7 +10,7 @@ import numpy as np
 
 from jax_accum.doctor._candidate import Candidate
 from jax_accum.doctor._case import Case
-from jax_accum.doctor._faults import case_dtype
+from jax_accum.doctor._faults_update import case_dtype
 from jax_accum.doctor._predict import Run, Seen, predict
 from jax_accum.doctor._sums import Oracle
 

@@ -1,4 +1,4 @@
-"""The same problem in PyTorch: the tagger as a module, and a loop's model and optimizer as state."""
+"""The same problem in PyTorch: the tagger as a module, and model and optimizer as state."""
 
 import functools
 from types import SimpleNamespace

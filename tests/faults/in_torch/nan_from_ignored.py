@@ -1,4 +1,4 @@
-"""Token weights that sum to 1 are 0 / 0 in a microbatch of padding, and 0 times NaN is NaN."""
+"""The mean by a mask of floats divides by 0 in a microbatch of padding; 0 times NaN is NaN."""
 
 import torch.nn.functional as F
 
@@ -17,7 +17,8 @@ def update(loop, batches):
     loop.optimizer.zero_grad()
     for batch in batches:
         logits, labels = loop.model(batch["x"]).flatten(0, 1), batch["labels"].flatten()
-        weights = (labels != -100) / p.tokens_in(batch)
-        mean = (F.cross_entropy(logits, labels, reduction="none") * weights).sum()
+        mask = (labels != -100).float()
+        losses = F.cross_entropy(logits, labels.clamp(min=0), reduction="none")
+        mean = (losses * mask).sum() / mask.sum()
         (mean * (p.tokens_in(batch) / tokens)).backward()
     loop.optimizer.step()
