@@ -19,6 +19,8 @@ def with_mask(batch: Tree, padding: Mapping[str, Any], shape: tuple[int, ...]) -
     Raises:
       ValueError: a leaf named in `padding` is missing, and cannot be added.
     """
+    if isinstance(batch, Mapping) and all(name in batch for name in padding):
+        return batch
     names = [name for name, _ in named_leaves(batch)]
     missing = [name for name in padding if name not in names]
     if missing == ["mask"] and isinstance(batch, Mapping):
@@ -40,17 +42,18 @@ def clear(batch: Tree, is_padding: np.ndarray, padding: Mapping[str, Any]) -> Tr
     return batch
 
 
-def count_supervised(batch: Tree, padding: Mapping[str, Any]) -> tuple[np.ndarray, int]:
-    """Entries of the first leaf of `padding` that do not say padding; `[rows]`, and all entries."""
-    name, fill = next(iter(padding.items()))
-    leaf = dict(named_leaves(batch))[name]
-    is_one = leaf != fill if not _is_nan(fill) else ~np.isnan(leaf)
-    weights = is_one.reshape(len(leaf), -1).sum(axis=1, dtype=np.int64)
-    return weights, leaf.size
+def supervision(batch: Tree, padding: Mapping[str, Any]) -> np.ndarray:
+    """The first leaf of `padding`, whose entries say what is supervised."""
+    name = next(iter(padding))
+    if isinstance(batch, Mapping) and name in batch:
+        return batch[name]
+    return dict(named_leaves(batch))[name]
 
 
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and value != value
+def count_supervised(leaf: np.ndarray, fill: Any) -> np.ndarray:
+    """Entries of a leaf that do not say padding, `[rows]`, int64."""
+    is_one = ~np.isnan(leaf) if fill != fill else leaf != fill
+    return is_one.reshape(len(leaf), -1).sum(axis=1, dtype=np.int64)
 
 
 def next_token_targets(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,9 +32,12 @@ class RowLayout:
         """A group of the examples in `rows`, in their order."""
         n, plan = len(rows.ids), self.plan
         batch = _padding.with_mask(rows.batch, self.padding, (n,))
-        default, entries = _padding.count_supervised(batch, self.padding)
-        weights = default if self.weight is None else _checked_weights(self.weight(batch), rows.ids)
-        numbers = self.numbers(n)
+        leaf = _padding.supervision(batch, self.padding)
+        if self.weight is None:
+            weights = _padding.count_supervised(leaf, next(iter(self.padding.values())))
+        else:
+            weights = _checked_weights(self.weight(batch), rows.ids)
+        numbers = _numbers(self.plan, n)
         own = numbers[:, self.own.start : self.own.stop].reshape(plan.microbatches, -1)
         if n == plan.examples_per_update:
             batch = jax.tree.map(self._whole, batch)
@@ -46,7 +50,7 @@ class RowLayout:
             ids=tuple(rows.ids),
             examples=n,
             tokens=tokens,
-            ignored=entries - tokens,
+            ignored=leaf.size - tokens,
             microbatches=_used(np.append(weights, 0)[np.minimum(numbers, n)]),
             padding=plan.examples_per_update - n,
             position=position,
@@ -54,23 +58,25 @@ class RowLayout:
             numbers=numbers,
         )
 
-    def numbers(self, examples: int) -> np.ndarray:
-        """`[A, D, m]`: which example of the group each row holds; `examples` and above, none."""
-        plan = self.plan
-        turn = plan.microbatch_size * plan.replicas
-        turns = -(-examples // turn)
-        numbers = np.full(
-            (plan.microbatches, plan.replicas, plan.microbatch_size), plan.examples_per_update
-        )
-        numbers[:turns] = microbatch_rows(turns * turn, turns, plan.replicas)
-        return numbers
-
     def _whole(self, x: np.ndarray) -> np.ndarray:
         """The rows of this process of a full group; a view where there is one replica."""
         plan = self.plan
         shape = (plan.replicas, plan.microbatches, plan.microbatch_size, *x.shape[1:])
         own = x.reshape(shape).swapaxes(0, 1)[:, self.own.start : self.own.stop]
         return own.reshape(plan.microbatches, -1, *x.shape[1:])
+
+
+@functools.lru_cache(maxsize=8)
+def _numbers(plan: BatchPlan, examples: int) -> np.ndarray:
+    """`[A, D, m]`: which example of the group each row holds; `examples` and above, none."""
+    turn = plan.microbatch_size * plan.replicas
+    turns = -(-examples // turn)
+    numbers = np.full(
+        (plan.microbatches, plan.replicas, plan.microbatch_size), plan.examples_per_update
+    )
+    numbers[:turns] = microbatch_rows(turns * turn, turns, plan.replicas)
+    numbers.flags.writeable = False  # shared by all groups of the size
+    return numbers
 
 
 def _used(weights: np.ndarray) -> int:

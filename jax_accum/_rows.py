@@ -75,6 +75,7 @@ class RowReader:
                 "batches must be an iterable of batches, got one mapping: wrap it: [x]."
             )
         self._batched = batched
+        self._kind = "batch" if batched else "example"
         self._ids = ids
         self._collate = collate
         self._names: list[str] = []
@@ -148,7 +149,7 @@ class RowReader:
     @property
     def _what(self) -> str:
         """What is being read, in words."""
-        return f"{'batch' if self._batched else 'example'} {self._items}"
+        return f"{self._kind} {self._items}"
 
     def _first_or_other(self, item: Tree, structure: Any) -> None:
         """Takes the structure of the first item over, and refuses another."""
@@ -163,39 +164,40 @@ class RowReader:
         self._structure, self._names = structure, names
 
     def _without_ids(self, item: Tree) -> tuple[Tree, Any]:
-        what = self._what
         if not isinstance(item, Mapping) or self._ids not in item:
             has = f"the keys {sorted(map(str, item))}" if isinstance(item, Mapping) else "no keys"
             raise ValueError(
-                f"{what} has no IDs: ids={self._ids!r} names a key of every "
-                f"{what.split()[0]}, and this one has {has}. ids=None numbers the examples."
+                f"{self._what} has no IDs: ids={self._ids!r} names a key of every "
+                f"{self._kind}, and this one has {has}. ids=None numbers the examples."
             )
         rest = dict(item)
         return rest, rest.pop(self._ids)
 
     def _checked_ids(self, given: Any, rows: int) -> list[Any]:
-        what = self._what
         if self._batched:
             found = given.tolist() if hasattr(given, "tolist") else list(given)
             if len(found) != rows:
-                raise ValueError(f"{what} has {len(found)} IDs for {rows} examples.")
+                raise ValueError(f"{self._what} has {len(found)} IDs for {rows} examples.")
         else:
             found = [given.item() if hasattr(given, "item") else given]
         for row, name in enumerate(found):
             if name is None:
-                raise ValueError(f"{what} has no ID (None) in row {row}: give each example one.")
+                raise ValueError(
+                    f"{self._what} has no ID (None) in row {row}: give each example one."
+                )
             number = self._numbered + row
             try:
                 before = self._seen.setdefault(name, number)
             except TypeError:
                 raise ValueError(
-                    f"{what} has an ID of type {type(name).__name__}: use a str, int or tuple."
+                    f"{self._what} has an ID of type {type(name).__name__}: use a str, int or "
+                    "tuple."
                 ) from None
             if before != number:
                 raise ValueError(
-                    f"{what} repeats the ID {name!r}: it is that of the examples number {before} "
-                    f"and {number} of this stream. Give every example an ID of its own, and call "
-                    "groups once for each epoch."
+                    f"{self._what} repeats the ID {name!r}: it is that of the examples number "
+                    f"{before} and {number} of this stream. Give every example an ID of its own, "
+                    "and call groups once for each epoch."
                 )
         return found
 
@@ -235,7 +237,7 @@ class RowReader:
 
     def _as_numpy(self, x: Any) -> np.ndarray:
         try:
-            array = np.asarray(x)
+            array = x if type(x) is np.ndarray else np.asarray(x)
         except Exception as error:
             raise TypeError(
                 f"{self._what} holds a {type(x).__name__}, which is no array: {error}"

@@ -235,3 +235,24 @@ def test_jax_arrays_and_bfloat16_keep_their_dtype():
     (group,) = ja.groups([{"x": jnp.ones((2, 3), jnp.bfloat16)}], plan_of(1, 2))
     assert group.batch["x"].dtype == jnp.bfloat16
     assert isinstance(group.batch["x"], np.ndarray)
+
+
+@pytest.mark.parametrize("last", ["keep", "drop"])
+def test_an_iterator_that_has_ended_stays_ended(last):
+    stream = ja.groups([{"x": np.arange(3)}], plan_of(1, 4), last)
+    assert len(list(stream)) == (last == "keep")
+    assert list(stream) == []
+
+
+def test_a_padding_leaf_inside_a_tree_is_named_by_its_path():
+    batch = {"x": np.arange(3), "y": {"mask": np.array([1, 0, 1])}}
+    (group,) = ja.groups([batch], plan_of(4, 1), padding={"y/mask": 0})
+    assert group.batch["y"]["mask"].tolist() == [[1, 0, 1, 0]]
+    assert (group.tokens, group.ignored) == (2, 1)
+
+
+def test_a_mask_of_nans_counts_what_is_a_number():
+    batch = {"y": np.array([1.0, np.nan, 3.0])}
+    (group,) = ja.groups([batch], plan_of(2, 2), padding={"y": float("nan")})
+    assert group.tokens == 2
+    assert np.isnan(group.batch["y"]).tolist() == [[False, True], [False, True]]
