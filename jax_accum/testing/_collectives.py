@@ -1,4 +1,4 @@
-"""Helpers for tests of training steps: what a compiled program communicates."""
+"""What a compiled program communicates: its collectives, and which of them stand in loops."""
 
 from __future__ import annotations
 
