@@ -137,7 +137,7 @@ def main(given: Sequence[str] | None = None) -> int:
         ledger.restore(facts["ledger"])
         record = ja.RunRecord.from_dict(facts["record"])
         if restored.plan_before is not None:  # at a group's boundary another partition will do
-            record.change_plan(plan, ledger.examples)
+            record.change_plan(plan, ledger.examples, mesh=mesh)
     after = {"examples": ledger.examples}
     if is_first:
         ledger.writers.append(ja.writers.JsonLines(args.folder / "log.jsonl", after=after))

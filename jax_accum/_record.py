@@ -24,6 +24,7 @@ from jax_accum._ledger import Ledger, Totals
 from jax_accum._peaks import read_memory
 from jax_accum._plan import BatchPlan
 from jax_accum._record_diff import Difference, differences
+from jax_accum._record_table import table
 
 MOST_IDS = 100
 """IDs of left-out examples that are listed; `counts.examples_dropped` counts all."""
@@ -122,9 +123,15 @@ class RunRecord:
         ids = self.last_group["dropped_ids"]
         ids += [_plain(name) for name in dropped.ids[: MOST_IDS - len(ids)]]
 
-    def change_plan(self, plan: BatchPlan, examples: int) -> None:
-        """Takes note that the run goes on in another partition, after so many examples."""
-        before, self.plan = self.plan, plan
+    def change_plan(
+        self, plan: BatchPlan, examples: int, *, mesh: Mesh | AbstractMesh | None = None
+    ) -> None:
+        """Takes note that the run goes on in another partition, after so many examples.
+
+        `mesh`, if given, is the one from now on.
+        """
+        before, self.plan, self.processes = self.plan, plan, jax.process_count()
+        self.mesh = self.mesh if mesh is None else mesh
         change = {"examples": examples, "before": _plan_dict(before), "after": _plan_dict(plan)}
         self.plan_changes.append(change)
 
@@ -225,28 +232,7 @@ class RunRecord:
 
     def describe(self) -> str:
         """The record as a table in Markdown."""
-        rows = ["| field | value |", "| --- | --- |"]
-        for name, value in _flat(self.as_dict()):
-            rows.append(f"| {name} | {str(value).replace('|', chr(92) + '|')} |")
-        return "\n".join(rows)
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for name, value in data.items():
-        if isinstance(value, Mapping):
-            rows += _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, list):
-            rows.append((prefix + name, "; ".join(map(_in_words, value)) or "none"))
-        else:
-            rows.append((prefix + name, value))
-    return rows
-
-
-def _in_words(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_in_words(x)}" for name, x in value.items())
-    return str(value)
+        return table(self.as_dict())
 
 
 def _shape(mesh: Any) -> Mapping[Any, int]:

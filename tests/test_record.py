@@ -1,8 +1,6 @@
 """RunRecord: what it holds, its schema, files that are damaged, and two of them compared."""
 
-import copy
 import errno
-import json
 import os
 
 import jax
@@ -33,7 +31,7 @@ def counts(**changes):
 def full_record():
     mesh = jax.sharding.AbstractMesh((2, 3), ("data", "model"))
     made = record(
-        mesh=mesh,
+        mesh=jax.sharding.AbstractMesh((2,), ("data",)),
         precision={"params": jnp.float32, "compute": jnp.bfloat16},
         preparation=["one update to compile"],
         trials=[{"what": "m = 8", "outcome": "out of memory"}],
@@ -48,7 +46,7 @@ def full_record():
     for attempts, scale in enumerate([8.0, 8.0, 4.0]):
         made.note_loss_scale(attempts, scale)
     made.drop(ja.Dropped(3, ("a", 1, ("b", "c"))))
-    made.change_plan(PLAN.with_microbatch_size(1), 19)
+    made.change_plan(PLAN.with_microbatch_size(1), 19, mesh=mesh)
     made.finish(ledger)
     return made
 
@@ -273,47 +271,3 @@ def test_a_run_that_went_on_is_comparable_as_far_as_the_other_went():
     assert short.diff(long) == []
     long.loss_scale[1]["attempts"] = 1
     assert [difference.field for difference in short.diff(long)] == ["loss_scale"]
-
-
-@pytest.fixture
-def command():
-    typer = pytest.importorskip("typer")
-    from typer.testing import CliRunner
-
-    from jax_accum._record_cli import make_record_app
-
-    app = typer.Typer()
-    app.add_typer(make_record_app(), name="record")
-
-    def run(*arguments):
-        return CliRunner().invoke(app, ["record", *map(str, arguments)])
-
-    return run
-
-
-def test_the_command_compares_two_records(command, tmp_path):
-    a, b = tmp_path / "a.json", tmp_path / "b.json"
-    record().save(a)
-    record(seed=2, processes=2).save(b)
-    same = command("diff", a, a)
-    assert (same.exit_code, same.output) == (0, "loss curves: comparable\n")
-    other = command("diff", a, b)
-    assert other.exit_code == 1
-    assert other.output.startswith("loss curves: not comparable, 1 difference\n  ! seed: 0 and 2.")
-    listed = json.loads(command("diff", "--json", a, b).output)
-    assert listed[0]["field"] == "seed"
-
-
-def test_the_command_shows_and_checks_a_record(command, tmp_path):
-    path = tmp_path / "a.json"
-    full_record().save(path)
-    assert "| plan.replicas | 2 |" in command("show", path).output
-    assert "a valid run record" in command("validate", path).output
-    data = json.loads(path.read_text())
-    wrong = copy.deepcopy(data)
-    wrong["schema_version"] = 99
-    path.write_text(json.dumps(wrong))
-    refused = command("validate", path)
-    assert refused.exit_code == 2
-    assert "schema_version is 99" in refused.output
-    assert command("show", tmp_path / "none.json").exit_code == 2
