@@ -92,6 +92,18 @@ def require_gradients(grads: Tree, like: Tree, like_name: str, what: str = "upda
             )
 
 
+def require_reduced(grads: Tree) -> None:
+    """Raises a `ValueError` if a gradient is unreduced over an axis of an explicit mesh."""
+    for path, grad in jax.tree_util.tree_leaves_with_path(grads):
+        spec = getattr(getattr(jax.typeof(grad), "sharding", None), "spec", None)
+        if unreduced := sorted(getattr(spec, "unreduced", None) or (), key=str):
+            raise ValueError(
+                f"updates{jax.tree_util.keystr(path)} is unreduced over {unreduced}, which a "
+                "weight cannot multiply. Reduce it first, by jax.reshard(updates, spec), in every "
+                "call; or use jax.shard_map and axis_name, which reduces once per group."
+            )
+
+
 def require_width(grads: Tree, acc: Tree) -> None:
     """Raises a `TypeError` if a gradient is wider than its accumulator."""
     pairs = zip(jax.tree_util.tree_leaves_with_path(grads), jax.tree.leaves(acc), strict=True)

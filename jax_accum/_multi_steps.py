@@ -212,7 +212,12 @@ class MultiSteps:
         call = enter(self._rules, batch, state, params)
 
         inner_update = partial(self._opt.update, **extra_args)
-        alone, _ = jax.eval_shape(inner_update, call.like, state.inner_opt_state, params)
+
+        def alone(grads: Tree, inner: Any, params: Tree | None) -> tuple[Tree, Any]:
+            axes = self._rules.axes
+            return inner_update(jax.lax.psum(grads, axes) if axes else grads, inner, params)
+
+        like, _ = jax.eval_shape(alone, call.like, state.inner_opt_state, params)
 
         def attempt(
             sums: Tree, finish: Finish, inner: Any, params: Tree | None
@@ -221,10 +226,10 @@ class MultiSteps:
                 new, inner = self._opt.attempt(sums, finish, inner, params, **extra_args)
             else:
                 new, inner = inner_update(finish(sums), inner, params)
-            return jax.tree.map(accumulator.as_dtype_of, new, alone), inner
+            return jax.tree.map(accumulator.as_dtype_of, new, like), inner
 
         def hold(params: Tree | None) -> Tree:
-            return jax.tree.map(jnp.zeros_like, alone)
+            return jax.tree.map(jnp.zeros_like, like)
 
         return leave(self._rules, call, attempt, hold)
 

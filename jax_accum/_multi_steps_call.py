@@ -158,6 +158,7 @@ def _checked(
         accumulator.require_width(grads, own.acc_grads)
     else:
         accumulator.require_gradients(grads, grads if params is None else params, "params")
+    accumulator.require_reduced(grads)
     if _replicas.is_tracked(rules.axes):
         _replicas.require_varying(grads, rules.axes, "updates")
     return jax.tree.map(jnp.asarray, grads)
