@@ -17,8 +17,8 @@ _HELP = {
     _analyze.OTHER: "look at what else the step is called with",
 }
 _LOGITS = "compute them in chunks: ja.losses.chunked_next_token_cross_entropy"
-LIVE_LOGITS = 2
-"""Copies of the logits alive at once in a plain cross entropy: they, and their gradient."""
+LIVE_LOGITS = 3
+"""Copies alive at once in a plain cross entropy: logits, exponentials, gradient (measured)."""
 
 
 def advise(analysis: Analysis, most: int = 3, first: str = "") -> list[str]:

@@ -78,7 +78,7 @@ class FittingStep:
                 self._proven.add(m)
                 self._examples += self.plan.examples_per_update
                 return result
-            said = str(error).splitlines()[0][:200]
+            said = (str(error).splitlines() or [type(error).__name__])[0][:200]
             # Its traceback holds the frames of the attempt, and with them its arrays.
             del error, given
             gc.collect()

@@ -17,7 +17,8 @@ from jax_accum.memory._budget import as_bytes, readable
 from jax_accum.memory._errors import DoesNotFitError, is_exhausted
 from jax_accum.memory._line import Line, fit
 
-Make = Callable[[BatchPlan], tuple[Any, tuple[Any, ...]]]
+Make = Callable[[BatchPlan], Any]
+"""From a plan to a jitted step and the tuple of what it would be called with."""
 
 
 @dataclasses.dataclass(frozen=True)
