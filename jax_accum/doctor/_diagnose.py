@@ -82,7 +82,7 @@ def diagnose(
     case, oracle, probes = _tellable(case)
     subject.case = case
     core = probes["two full groups"]
-    other = separating(case, oracle, 0)
+    other = separating(case, oracle, 0, groups=len(core.groups))
     try:
         first = check_subject(subject, core, other)
     except RandomStepError as error:
@@ -141,14 +141,14 @@ def _examine(subject: Subject, judge: Judge, probes: dict[str, Any], core: Run) 
         if not problem and judge.fit(singles[0], run).fits:
             continue
         if not problem and len(run.groups) == 1 and _waits(judge, run, singles):
-            runs.pop()  # it counts to A; what it does with full groups comes first
+            runs.pop()  # what it does with full groups comes first
             continue
         problem = True
         found = _named(judge, runs, singles, effects)
-        if found.name is not None:
-            return answer_fault(found, judge, runs, subject)
         if not found.names:
             return unknown(judge, runs, subject, singles)
+        if found.name is not None and any(run is core for run in runs):
+            return answer_fault(found, judge, runs, subject)
     if problem:
         for number in range(1, MORE_CUTS + 1):
             try:
@@ -169,8 +169,8 @@ def _examine(subject: Subject, judge: Judge, probes: dict[str, Any], core: Run) 
 
 
 def _waits(judge: Judge, run: Run, singles: list[Candidate]) -> bool:
-    """Whether the step does nothing with a group that is not full."""
-    names = (known.PARTIAL_DROPPED, known.PARTIAL_CARRIED)
+    """Whether the step may treat one microbatch as a group that is not full."""
+    names = (known.PARTIAL_DROPPED, known.PARTIAL_CARRIED, known.PARTIAL_BY_FULL)
     return any(judge.fit(c, run).fits for c in singles if c.name in names)
 
 

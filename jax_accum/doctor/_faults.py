@@ -52,6 +52,7 @@ def _division(case: Case) -> list[Candidate]:
     found += ways(
         n.DIVIDED_TWICE,
         ("once more by the microbatches of the group", {"power_a": -1}),
+        ("once more by the microbatches of a full group", {"power_full": -1}),
         ("twice more by the microbatches of the group", {"power_a": -2}),
         ("twice more by the microbatches of a full group", {"power_full": -2}),
     )
@@ -151,6 +152,11 @@ def _scales(case: Case) -> list[Candidate]:
     ]
 
 
+def undone(one: Candidate, other: Candidate) -> bool:
+    """Whether two faults are one factor: too large and too small by it."""
+    return {one.name, other.name} == {n.NOT_DIVIDED, n.DIVIDED_TWICE}
+
+
 def pairs(singles: list[Candidate]) -> list[Candidate]:
     """Two faults at once, where they turn different knobs."""
     simple = [c for c in singles if c.name not in (RIGHT, n.SCALE_MOVED, n.NARROW)]
@@ -158,6 +164,6 @@ def pairs(singles: list[Candidate]) -> list[Candidate]:
     for i, one in enumerate(simple):
         for other in simple[i + 1 :]:
             both = one.joined(other)
-            if both is not None and one.name != other.name:
+            if both is not None and one.name != other.name and not undone(one, other):
                 found.append(dataclasses.replace(both, way=f"{one.way}; {other.way}"))
     return found

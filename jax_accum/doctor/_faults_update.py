@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jax_accum.doctor import _names as n
@@ -155,4 +154,4 @@ def optimizer(case: Case) -> list[Candidate]:
 
 def case_dtype(case: Case) -> Any:
     """The dtype of the parameters, by promotion."""
-    return jnp.result_type(*(np.asarray(x).dtype for x in jax.tree.leaves(case.params)))
+    return np.result_type(*(np.asarray(x).dtype for x in jax.tree.leaves(case.params)))

@@ -79,10 +79,11 @@ NAMES = {
 }
 
 
-def separating(case: Case, oracle: Oracle, number: int) -> Probe:
+def separating(case: Case, oracle: Oracle, number: int, groups: int = 3) -> Probe:
     """Another cut of the same examples, and other sizes of groups, for candidates still alike."""
     a = case.microbatches
     sizes = [a, a, a] if number % 2 == 0 else [a, max(1, a - 2), a]
+    sizes = sizes[:groups]
     cuts = cut(case, example_weights(case, oracle), sizes, case.seed + 101 + number)
     return made(case, f"another cut ({', '.join(map(str, sizes))} microbatches)", cuts)
 

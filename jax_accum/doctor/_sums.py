@@ -127,7 +127,7 @@ class Oracle:
 
         Measured, by running `loss_fn` in that dtype; where it cannot be run, a few roundings.
         """
-        dtype = jnp.result_type(*(np.asarray(x).dtype for x in jax.tree.leaves(self.case.params)))
+        dtype = np.result_type(*(np.asarray(x).dtype for x in jax.tree.leaves(self.case.params)))
         worst = 8 * float(jnp.finfo(dtype).eps)
         if self.case.loss_fn is None or dtype == np.float64:
             return worst
