@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import struct
 import tempfile
 import warnings
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +25,17 @@ MAX_ARRAYS = 100_000
 HEADER_BYTES = 10_000
 # Types that .npy has no name for, and what they are stored as.
 NARROW = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+
+# What zipfile raises on bytes that are not a whole file; OSError where an offset leads nowhere.
+DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+)
 
 
 class GradientDump(NamedTuple):
@@ -73,7 +86,8 @@ def gradient_dump(
                 "convert it to float32, which holds its values exactly."
             )
     try:
-        text = json.dumps({"dtypes": narrow, "meta": dict(meta or {})}, allow_nan=False).encode()
+        said = {"arrays": len(arrays), "dtypes": narrow, "meta": dict(meta or {})}
+        text = json.dumps(said, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise TypeError(f"meta must hold what JSON can: {error}.") from error
     if len(text) > META_BYTES:
@@ -84,10 +98,11 @@ def gradient_dump(
     handle, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=".gradient-")
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as dump:
+            # First, so that a directory that was cut short still tells how many there were.
+            _write(dump, META, np.frombuffer(text, np.uint8))
             for name, array in arrays.items():
                 stored = array.view(NARROW[narrow[name]]) if name in narrow else array
                 _write(dump, name, stored)
-            _write(dump, META, np.frombuffer(text, np.uint8))
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -111,12 +126,13 @@ def gradient_load(path: str | os.PathLike[str], *, max_bytes: int = 2**33) -> Gr
 
     Example: see `gradient_dump`.
     """
-    try:
-        with zipfile.ZipFile(path) as dump:
-            arrays = _read_all(path, dump, max_bytes)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
-        raise ValueError(f"{path} is no whole .npz file: {error}.") from error
-    narrow, meta = _read_meta(path, arrays.pop(META, None))
+    with open(path, "rb") as file:
+        try:
+            with zipfile.ZipFile(file) as dump:
+                arrays = _read_all(path, dump, max_bytes)
+        except DAMAGE as error:
+            raise ValueError(f"{path} is no whole .npz file: {error}.") from error
+    narrow, meta = _read_meta(path, arrays)
     for name, dtype in narrow.items():
         if dtype not in NARROW or name not in arrays or arrays[name].dtype.name != NARROW[dtype]:
             raise ValueError(f"{path} says that {name!r} is {dtype!r}, but it is not stored so.")
@@ -149,6 +165,8 @@ def _read_all(path: Any, dump: zipfile.ZipFile, max_bytes: int) -> Arrays:
             raise ValueError(f"{path} holds {member.filename!r}, which is no NumPy array.")
         if name in arrays:
             raise ValueError(f"{path} holds {name!r} twice.")
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{path} is compressed in a way that NumPy does not use.")
         try:
             arrays[name] = _read(dump, member)
         except (ValueError, UnicodeError) as error:
@@ -184,18 +202,21 @@ def _read(dump: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     return array
 
 
-def _read_meta(path: Any, stored: np.ndarray | None) -> tuple[dict[str, str], dict[str, Any]]:
-    """The names of narrow types by array, and the writer's own words."""
+def _read_meta(path: Any, arrays: Arrays) -> tuple[dict[str, str], dict[str, Any]]:
+    """Takes out what was said of the arrays: narrow types by name, and the writer's own words."""
+    stored = arrays.pop(META, None)
     if stored is None:
         return {}, {}
     try:
         if stored.nbytes > META_BYTES:
             raise ValueError("it is too long")
         said = json.loads(stored.tobytes())
-        narrow, meta = said["dtypes"], said["meta"]
+        count, narrow, meta = said["arrays"], said["dtypes"], said["meta"]
         texts = [*narrow.keys(), *narrow.values()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} holds a {META} that is not a dump's: {error}.") from error
     if not all(isinstance(text, str) for text in texts) or not isinstance(meta, dict):
         raise ValueError(f"{path} holds a {META} that is not a dump's.")
+    if count != len(arrays):
+        raise ValueError(f"{path} was written with {count} arrays, and {len(arrays)} are left.")
     return narrow, meta

@@ -93,6 +93,8 @@ def assert_same_gradient(
         worst parameters  relative error  allowed   over own rounding
         head              3               4.77e-07  5e+07
     """
+    clues = Clues(microbatches, replicas, tuple(weights), dict(factors or {}))
+    _check(summands, clues)
     trees = {"got": named_arrays(got, "got"), "want": named_arrays(want, "want")}
     _same_names(trees["got"], trees["want"], "got", AssertionError)
     for name, tree in (("undivided", undivided), ("want_undivided", want_undivided)):
@@ -133,8 +135,22 @@ def assert_same_gradient(
                 allowed = _allowed(own, u[name], bound, exact)
             sides.append(Side(name, "the float64 reference", tree, exact, allowed, own, u[name]))
     if failed := [side for side in sides if not side.passed]:
-        clues = Clues(microbatches, replicas, tuple(weights), dict(factors or {}))
         raise AssertionError("\n".join(explain(side, clues) for side in failed))
+
+
+def _check(summands: int, clues: Clues) -> None:
+    for name, value, least in (
+        ("summands", summands, 0),
+        ("microbatches", clues.microbatches, 1),
+        ("replicas", clues.replicas, 1),
+    ):
+        if value is not None and value < least:
+            raise ValueError(f"{name} is {value}, and must be at least {least}: it is a number.")
+    if bad := [weight for weight in clues.weights if not 0 <= weight < math.inf]:
+        raise ValueError(f"weights hold {bad[0]}: give what each microbatch was weighted by.")
+    for name, factor in clues.factors.items():
+        if not math.isfinite(factor) or factor == 0:
+            raise ValueError(f"factors hold {factor} for {name!r}: give finite numbers but 0.")
 
 
 def _bound(u: float, tree: Arrays, summands: int) -> float:
