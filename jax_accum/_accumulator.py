@@ -70,10 +70,11 @@ def require_arrays(tree: Tree, name: str) -> None:
 
 def require_gradients(grads: Tree, like: Tree, like_name: str, what: str = "updates") -> None:
     """Raises unless `grads` has the structure and shapes of `like`, and inexact dtypes."""
-    if jax.tree.structure(grads) != jax.tree.structure(like):
+    got: Any = jax.tree.structure(grads)
+    want_tree: Any = jax.tree.structure(like)
+    if got != want_tree:
         raise ValueError(
-            f"{what} must have the tree structure of {like_name}. Got "
-            f"{jax.tree.structure(grads)}, want {jax.tree.structure(like)}. "
+            f"{what} must have the tree structure of {like_name}. Got {got}, want {want_tree}. "
             "Was the state made by init for other parameters?"
         )
     wanted = jax.tree.leaves(like)

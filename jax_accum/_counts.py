@@ -80,15 +80,15 @@ def as_counter(n: Any, name: str) -> Words:
     if isinstance(n, (int, float, np.integer, np.floating)):
         if not 0 <= n < math.inf:
             raise ValueError(f"{name} must be a finite number of at least 0, got {n}.")
-        high, low = divmod(round(n), WORD)
-        return Words(jnp.uint32(low), jnp.uint32(high))
+        whole = round(n)
+        return Words(jnp.uint32(whole % WORD), jnp.uint32(whole // WORD))
     n = jnp.asarray(n)
     if jnp.issubdtype(n.dtype, jnp.floating):
         # float16 cannot hold a word; division by a power of two keeps both parts exact.
-        whole = n.astype(jnp.promote_types(n.dtype, jnp.float32))
-        whole = jnp.round(jnp.where(jnp.isfinite(whole) & (whole > 0), whole, 0))
-        high = jnp.floor(whole / float(WORD))
-        return Words((whole - high * float(WORD)).astype(jnp.uint32), high.astype(jnp.uint32))
+        n = n.astype(jnp.promote_types(n.dtype, jnp.float32))
+        n = jnp.round(jnp.where(jnp.isfinite(n) & (n > 0), n, 0))
+        high = jnp.floor(n / float(WORD))
+        return Words((n - high * float(WORD)).astype(jnp.uint32), high.astype(jnp.uint32))
     if n.dtype == bool:
         n = n.astype(jnp.uint32)
     n = jnp.maximum(n, 0)
