@@ -160,7 +160,7 @@ class MultiSteps:
             gradient_step=gradient_step,
             inner_opt_state=accumulator.own_buffers(self._opt.init(params), params),
             acc_grads=accumulators() if keeps else (),
-            skip_state=accumulator.own_buffers(skip_state, params),
+            skip_state=accumulator.own_buffers(skip_state, params, gradient_step),
             compensation=accumulators() if keeps and rules.compensated else (),
             group=group,
             counts=_counts.zero_counts(),
