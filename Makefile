@@ -55,9 +55,10 @@ bench: venv ## the benchmarks
 	@test -f benchmarks/__main__.py || { echo "make bench: there are no benchmarks yet" >&2; exit 2; }
 	@$(python) -m benchmarks $(ARGS)
 
-docs: venv ## the documentation
-	@echo "make docs: there is no documentation to build yet; README.md is what there is" >&2; exit 2
+docs: venv ## the documentation, into docs/_build; a warning is an error
+	@$(python) -m sphinx -b html --fail-on-warning --keep-going --quiet docs docs/_build $(ARGS)
+	@echo "docs/_build/index.html"
 
 clean: ## remove what tests and builds leave behind (not the environments)
-	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf build dist docs/_build docs/jupyter_execute .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -print | xargs rm -rf

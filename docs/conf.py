@@ -1,8 +1,10 @@
 """How Sphinx builds the documentation: `make docs`."""
 
 import importlib.metadata
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -43,5 +45,21 @@ html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
 
-# In docstrings a single backtick marks code.
-default_role = "code"
+
+def as_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings are written to be read as they are; this makes of them what Sphinx expects.
+
+    A single backtick marks code, and an indented block behind a colon is code.
+    """
+    for i, line in enumerate(lines):
+        line = re.sub(r"(?<![`:])`([^`]+)`(?![`_])", r"``\1``", line)
+        after = lines[i + 2] if i + 2 < len(lines) and not lines[i + 1].strip() else ""
+        indent = len(line) - len(line.lstrip())
+        if line.rstrip().endswith(":") and after.startswith(" " * (indent + 1)):
+            line = line.rstrip() + ":"
+        lines[i] = line
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", as_rst, priority=400)  # before napoleon

@@ -137,9 +137,7 @@ def test_lbfgs_searches_along_the_loss_of_the_whole_group(task, run_adapter):
     @jax.jit
     def update(params, state):
         value, grads = jax.value_and_grad(loss)(params)
-        updates, state = tx.update(
-            grads, state, params, value=value, grad=grads, value_fn=loss
-        )
+        updates, state = tx.update(grads, state, params, value=value, grad=grads, value_fn=loss)
         return optax.apply_updates(params, updates), state, value
 
     params = task.weights()
@@ -154,4 +152,5 @@ def test_lbfgs_searches_along_the_loss_of_the_whole_group(task, run_adapter):
 @pytest.mark.parametrize("path", sorted(ADAPTERS.glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_says_first_what_it_is(path):
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    assert doc and len(doc.splitlines()[0]) < 100
+    assert doc
+    assert len(doc.splitlines()[0]) < 100

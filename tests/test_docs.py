@@ -1,4 +1,4 @@
-"""The documentation: every block of code runs and prints what the page says, and links lead somewhere."""
+"""The documentation: blocks of code run and print what a page says, links lead somewhere."""
 
 import importlib.util
 import re
@@ -97,20 +97,23 @@ def test_files_that_a_page_names_exist(page):
 def test_every_page_is_in_the_table_of_contents():
     listed = set()
     for page in PAGES:
-        for tree in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL):
+        for tree in re.findall(
+            r"```\{toctree\}\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL
+        ):
             names = [line for line in tree.splitlines() if line and not line.startswith(":")]
             listed |= {(page.parent / name).relative_to(DOCS).as_posix() for name in names}
     pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.glob("**/*.md")}
     notebooks = {
-        page.relative_to(DOCS).with_suffix("").as_posix()
-        for page in DOCS.glob("notebooks/*.ipynb")
+        page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.glob("notebooks/*.ipynb")
     }
     assert listed == {name for name in pages | notebooks if not name.startswith("_")} - {"index"}
 
 
 def test_the_reference_lists_the_public_names_and_no_others():
     text = (DOCS / "api.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"^\.\. auto(?:function|class|exception):: ([\w.]+)", text, re.MULTILINE))
+    listed = set(
+        re.findall(r"^\.\. auto(?:function|class|exception):: ([\w.]+)", text, re.MULTILINE)
+    )
     modules = {name for name in ja.__all__ if type(getattr(ja, name)).__name__ == "module"}
     public = set(ja.__all__) - modules - {"__version__"}
     assert "jax_accum.__version__" in text
@@ -161,9 +164,13 @@ def package_imports() -> dict[str, set[str]]:
             if isinstance(node, ast.ImportFrom) and node.module == "jax_accum":
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module.removeprefix("jax_accum.")] * node.module.startswith("jax_accum.")
+                names = [node.module.removeprefix("jax_accum.")] * node.module.startswith(
+                    "jax_accum."
+                )
             elif isinstance(node, ast.Import):
-                names = [a.name.removeprefix("jax_accum.") for a in node.names if "jax_accum." in a.name]
+                names = [
+                    a.name.removeprefix("jax_accum.") for a in node.names if "jax_accum." in a.name
+                ]
             mine |= {name.split(".")[0] for name in names} - {parts[0]}
     return {module: imported & set(found) for module, imported in found.items()}
 
@@ -177,4 +184,6 @@ def test_the_commands_that_pages_show_exist():
     for page in PAGES:
         shown |= set(re.findall(r"jax-accum ([a-z]+)\b", page.read_text(encoding="utf-8")))
     assert shown & commands
-    assert {name for name in shown if name in {"crosscheck", "doctor", "plan", "record"}} <= commands
+    assert {
+        name for name in shown if name in {"crosscheck", "doctor", "plan", "record"}
+    } <= commands

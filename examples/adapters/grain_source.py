@@ -27,8 +27,6 @@ params = task.weights()
 opt_state = tx.init(params)
 stream = ja.groups(iter(examples), plan, batched=False, padding={"y": -100})
 for group in stream:
-    params, opt_state, metrics = train_step(
-        params, opt_state, group.batch, examples=group.examples
-    )
+    params, opt_state, metrics = train_step(params, opt_state, group.batch, examples=group.examples)
 
 task.report(params, counts=ja.counts(opt_state), dropped=stream.dropped.examples)

@@ -1,4 +1,4 @@
-"""LBFGS: its line search evaluates the loss again, and that has to be the loss of the whole group."""
+"""LBFGS: its line search evaluates the loss again, and needs that of the whole group."""
 
 import functools
 
@@ -35,9 +35,7 @@ def update(params, state, batch):
         lambda grads, ct: (jax.tree.map(functools.partial(jnp.multiply, ct), grads),),
     )
     loss, grads = jax.value_and_grad(value_fn)(params)
-    updates, state = tx.update(
-        grads, state, params, value=loss, grad=grads, value_fn=value_fn
-    )
+    updates, state = tx.update(grads, state, params, value=loss, grad=grads, value_fn=value_fn)
     return optax.apply_updates(params, updates), state, loss
 
 

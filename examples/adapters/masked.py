@@ -20,9 +20,7 @@ def loss_fn(params, batch):
 
 frozen, trained = [True, False], [False, True]
 tx = ja.guard(
-    optax.chain(
-        optax.masked(optax.set_to_zero(), frozen), optax.masked(task.optimizer(), trained)
-    )
+    optax.chain(optax.masked(optax.set_to_zero(), frozen), optax.masked(task.optimizer(), trained))
 )
 step = ja.make_train_step(loss_fn, tx, task.MICROBATCHES)
 params = task.weights()

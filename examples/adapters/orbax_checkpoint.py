@@ -50,7 +50,5 @@ for part in stream[6:]:
     params, state = call(params, state, part)
     restored, restored_state = call(restored, restored_state, part)
 
-same = jax.tree.map(
-    lambda a, b: bool((a == b).all()), (params, state), (restored, restored_state)
-)
+same = jax.tree.map(lambda a, b: bool((a == b).all()), (params, state), (restored, restored_state))
 task.report(restored, counts=ja.counts(restored_state), same=all(jax.tree.leaves(same)))
