@@ -54,7 +54,7 @@ def answer_fault(found: Findings, judge: Judge, runs: list[Run], subject: Subjec
     reasoning = [
         f"In the probe “{run.name}”, group {right.group + 1}, the {_quantity(right, run)} is "
         f"{right.deviation:.3g} (relative) away from the right one; rounding explains "
-        f"{tolerance_of(judge, run):.2g}.",
+        f"{tolerance_of(judge, run, right.quantity):.2g}.",
         f"If the fault is “{best.name}” ({way}), that is what had to come out: it agrees to "
         f"{own.deviation:.2g} over all groups.",
         f"The next best candidate, “{nearest.candidate.name}”, is {nearest.deviation:.3g} off.",
@@ -75,7 +75,7 @@ def answer_fault(found: Findings, judge: Judge, runs: list[Run], subject: Subjec
         reasoning=reasoning,
         change=change,
         also=found.also,
-        tolerance=tolerance_of(judge, run),
+        tolerance=tolerance_of(judge, run, right.quantity),
         not_examined=left_out(subject),
         calls=subject.calls,
     )
@@ -178,7 +178,7 @@ def unknown(
             else "Further cuts of the examples did not tell them apart.",
         ],
         change=change,
-        tolerance=tolerance_of(judge, run),
+        tolerance=tolerance_of(judge, run, right.quantity),
         not_told_apart=several or [],
         not_examined=left_out(subject),
         calls=subject.calls,
@@ -237,9 +237,11 @@ def coefficients(judge: Judge, run: Run, place: int) -> list[float]:
     return [round(float(x), 4) for x in solved]
 
 
-def tolerance_of(judge: Judge, run: Run) -> float:
+def tolerance_of(judge: Judge, run: Run, quantity: str = "change") -> float:
     """The largest relative tolerance in a run, rounding of the parameters included."""
     worst = 0.0
+    if quantity != "change":
+        return max(tolerances.get(quantity, judge.noise) for tolerances in judge.tolerances(run))
     for tolerances, start, seen in zip(judge.tolerances(run), run.starts, run.seen, strict=True):
         size = float(np.linalg.norm(seen.change))
         base = 0.0 if run.gradient_only else float(np.linalg.norm(start))

@@ -191,7 +191,9 @@ def _examples(
         detail = "seen only through the update as a whole"
         return Line(name, what, right or None, detail)
     times, *_ = np.linalg.lstsq(basis, -change / case.recipe.rate(0), rcond=None)
-    wrong = {i: round(float(t), 3) for i, t in zip(ids, times, strict=True) if abs(t - 1) > 0.05}
+    wrong = {
+        i: round(float(t), 3) + 0.0 for i, t in zip(ids, times, strict=True) if abs(t - 1) > 0.05
+    }
     if not wrong:
         return Line(name, what, True, f"{len(ids)} examples, each with its weight")
     return Line(name, what, False, f"by example, how often it is in the gradient: {wrong}")

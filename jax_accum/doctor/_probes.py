@@ -34,8 +34,7 @@ def example_weights(case: Case, oracle: Oracle) -> np.ndarray:
     """Of each example, its weight in the first term."""
     found = []
     for example in case.examples:
-        part = oracle.part(oracle.params, stack([example]))
-        found.append(next(iter(part.values())).weight)
+        found.append(next(iter(oracle.weights(stack([example])).values())))
     return np.array(found)
 
 

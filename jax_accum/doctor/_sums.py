@@ -6,6 +6,7 @@ Everything is flat here: a gradient is one float64 vector over all parameters.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,8 +18,8 @@ from jax_accum._weighted import Weighted
 from jax_accum.doctor._case import Case, parts, stack, with_labels
 
 Tree = Any
-VARIANTS = ("as given", "counted", "supervised", "shifted", "shifted back")
-"""How a loss can misread its labels; see `Oracle.part`."""
+MOST_BYTES = 2**28
+"""Of gradients that are remembered, about."""
 
 
 class Term(NamedTuple):
@@ -56,12 +57,22 @@ class Oracle:
         self.case = case
         self.params = flat(case.params)
         self._kept: dict[Any, Part] = {}
+        self._whole: dict[Any, tuple[np.ndarray, Tree, list[Part]]] = {}  # by identity
+        self._names: dict[int, tuple[np.ndarray, bytes]] = {}  # of parameters, by identity
         leaves, self._structure = jax.tree.flatten(case.params)
         self._shapes = [np.shape(x) for x in leaves]
 
+    def weights(self, rows: Tree) -> dict[str, float]:
+        """Weights by term, without a gradient: XLA drops the model."""
+        if self.case.sums is not None:
+            return {name: term.weight for name, term in self.part(self.params, rows).items()}
+        with jax.enable_x64(True):
+            found = compiled_weights(self.case.loss_fn)(self.unflat(self.params), _wide(rows))
+            return {name: float(weight) for name, weight in found.items()}
+
     def terms(self) -> list[str]:
         """The names of the loss's terms."""
-        return list(self.part(self.params, stack(self.case.examples[:1])))
+        return list(self.weights(stack(self.case.examples[:1])))
 
     def unflat(self, vector: np.ndarray) -> Tree:
         """A flat vector as a tree like the parameters, in float64."""
@@ -73,7 +84,14 @@ class Oracle:
 
     def microbatch(self, params: np.ndarray, batch: Tree, variant: str) -> list[Part]:
         """The parts of all replicas."""
-        return [self.part(params, rows, variant) for rows in parts(batch, self.case.replicas)]
+        key = (id(params), id(batch), variant)
+        known = self._whole.get(key)
+        if known is None or known[0] is not params or known[1] is not batch:
+            if len(self._whole) * params.nbytes > MOST_BYTES:
+                self._whole.clear()
+            found = [self.part(params, rows, variant) for rows in parts(batch, self.case.replicas)]
+            known = self._whole[key] = (params, batch, found)
+        return known[2]
 
     def part(self, params: np.ndarray, rows: Tree, variant: str = "as given") -> Part:
         """One replica's terms.
@@ -82,12 +100,20 @@ class Oracle:
         "supervised": ignored entries are trained on as label 0, and counted; "shifted" and
         "shifted back": labels moved by one along their last axis.
         """
-        key = (params.tobytes(), *(x.tobytes() for x in jax.tree.leaves(rows)), variant)
+        key = (self._name(params), *(x.tobytes() for x in jax.tree.leaves(rows)), variant)
         if key not in self._kept:
-            if len(self._kept) > 4096:
+            if len(self._kept) * params.nbytes > MOST_BYTES:
                 self._kept.clear()
             self._kept[key] = self._part(params, rows, variant)
         return self._kept[key]
+
+    def _name(self, params: np.ndarray) -> bytes:
+        known = self._names.get(id(params))
+        if known is None or known[0] is not params:
+            if len(self._names) * params.nbytes > MOST_BYTES:
+                self._names.clear()
+            known = self._names[id(params)] = (params, hashlib.sha256(params.tobytes()).digest())
+        return known[1]
 
     def _part(self, params: np.ndarray, rows: Tree, variant: str) -> Part:
         if variant == "as given":
@@ -159,6 +185,16 @@ def compiled(loss_fn: Any) -> Callable[..., Any]:
         return totals, weights, grads
 
     return jax.jit(all_terms)
+
+
+@functools.lru_cache(maxsize=64)
+def compiled_weights(loss_fn: Any) -> Callable[..., Any]:
+    """Weights by term, jitted."""
+
+    def weights(params: Tree, batch: Tree) -> dict[str, Any]:
+        return {t: w.weight for t, w in named_terms(loss_fn(params, batch)).items()}
+
+    return jax.jit(weights)
 
 
 def named_terms(value: Any) -> dict[str, Weighted]:
