@@ -18,11 +18,11 @@ def test_over_meshes_of_8_devices(run_python, subtests):
     with subtests.test("one reduction, after the loop"):
         for name in ("sharded", "explicit", "two data axes"):
             assert found[name]["collectives"] == ONCE, name
-    with subtests.test("reduced in every microbatch, gathered over no other axis"):
-        assert ["reduce-scatter", True] in found["model, each"]["collectives"]
-        # Tensor parallelism gathers activations of its own there, and nothing is added.
-        name = "gathered in the loop"
-        assert found["model, each"][name] == found["data and model"][name]
+    with subtests.test("reduced in every microbatch, tensor-parallel leaves over no other axis"):
+        # `qkv`, [8, 24], lies over both axes: half of the columns, a quarter of the rows.
+        inside = found["model, each"]["in the loop"]
+        assert ["reduce-scatter", [["f32", [2, 12]]]] in inside
+        assert ["all-gather", [["f32", [8, 24]]]] not in inside
         assert "data" in found["model, each"]["specs"]["embedding"]
     with subtests.test("sharded parameters are gathered once per group"):
         kinds = found["fsdp, group"]["collectives"]
