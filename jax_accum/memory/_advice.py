@@ -21,7 +21,7 @@ LIVE_LOGITS = 3
 """Copies alive at once in a plain cross entropy: logits, exponentials, gradient (measured)."""
 
 
-def advise(analysis: Analysis, most: int = 3, first: str = "") -> list[str]:
+def advise(analysis: Analysis, most: int = 4, first: str = "") -> list[str]:
     """What would help, for the largest parts of the memory, largest first.
 
     A part below a tenth of the peak is not worth the trouble, and is left out. The part named

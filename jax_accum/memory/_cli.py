@@ -100,11 +100,13 @@ def _report(found: Search) -> None:
 
 def snippet(plan: BatchPlan) -> str:
     """A plan as code."""
+    mesh = ", mesh=mesh" if plan.replicas > 1 else ""
     return (
         "import jax_accum as ja\n\n"
+        "# loss_fn(params, batch) returns a ja.Weighted; tx is an Optax optimizer: yours.\n"
         f"plan = ja.BatchPlan(microbatch_size={plan.microbatch_size}, "
         f"microbatches={plan.microbatches}, replicas={plan.replicas})\n"
-        "step = ja.make_train_step(loss_fn, tx, plan.microbatches)"
+        f"step = ja.make_train_step(loss_fn, tx, plan.microbatches{mesh})"
         f"  # {plan.examples_per_update} examples per update"
     )
 

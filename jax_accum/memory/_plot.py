@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from jax_accum.memory._budget import readable
@@ -18,7 +19,9 @@ def draw(search: Search, title: str = "") -> Figure:
     axes = figure.subplots()
     sizes = [row.plan.microbatch_size for row in search.rows]
     unit, name = _unit(max(search.budget, *(row.peak or 0 for row in search.rows)))
-    axes.plot(sizes, [search.line(m) / unit for m in sizes], "-", color=LINE, linewidth=1)
+    between = np.geomspace(sizes[0], sizes[-1], 100)
+    peaks = [(search.line.fixed + search.line.per_example * m) / unit for m in between]
+    axes.plot(between, peaks, "-", color=LINE, linewidth=1)
     for row in search.rows:
         if row.peak is not None:
             filled = row.how != "predicted"
@@ -62,7 +65,9 @@ def draw(search: Search, title: str = "") -> Figure:
     axes.set_xlabel("examples in a microbatch, m")
     axes.set_ylabel(f"peak memory of a device, {name}")
     axes.set_title(
-        title + "\nfilled: compiled; open: predicted by the line", loc="left", fontsize=10
+        title + "\ngreen fits, red does not; filled: compiled, open: predicted by the line",
+        loc="left",
+        fontsize=10,
     )
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)

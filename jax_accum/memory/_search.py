@@ -53,7 +53,8 @@ class Search:
       plan: the plan with the largest microbatch that fits.
       rows: one for every divisor, by growing microbatch size.
       budget: bytes on each device.
-      line: fixed and per-example bytes, fitted through what was compiled.
+      line: fixed and per-example bytes, fitted through what was compiled. It is of programs that
+        accumulate: the undivided batch (A = 1), which keeps no accumulator, needs less as a rule.
       notes: what is worth knowing: few divisors, what dominates.
     """
 
@@ -163,9 +164,11 @@ def largest_microbatch(
     fixed = first.analysis.peak - first.analysis.part(ACTIVATIONS)
     fits, too_large, turns = 0, len(sizes), 0
     while too_large - fits > 1:
-        line = _line(known, fixed)
+        # Memory bends here and there: the nearest points on both sides tell most.
+        nearest = sorted(known)[-2:] if too_large == len(sizes) else (sizes[fits], sizes[too_large])
+        line = _line({m: known[m] for m in nearest}, fixed)
         guess = max(i for i in range(fits, too_large) if i == fits or line(sizes[i]) <= limit)
-        if turns >= 2 and turns % 2 == 0:
+        if turns >= 2:
             # A line that misleads would move one candidate at a time; halving bounds that.
             guess = (fits + too_large) // 2
         guess = min(max(guess, fits + 1), too_large - 1)
@@ -223,7 +226,10 @@ def _predicted_row(plan: BatchPlan, m: int, line: Line, largest: int) -> Row:
 
 
 def _line(known: dict[int, Row], fixed: int) -> Line:
-    return fit({m: row.peak for m, row in known.items() if row.peak is not None}, fixed)
+    peaks = {m: row.peak for m, row in known.items() if row.peak is not None}
+    # With A = 1 there is neither a loop nor an accumulator: another program, off the line.
+    looped = {m: peak for m, peak in peaks.items() if known[m].plan.microbatches > 1}
+    return fit(looped if len(looped) > 1 else peaks, fixed)
 
 
 def _few_divisors(plan: BatchPlan, sizes: list[int]) -> list[str]:
