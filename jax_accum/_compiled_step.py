@@ -54,11 +54,6 @@ class CompiledStep:
         """As `eval_shape` of what `jax.jit` returns."""
         return self._plain.eval_shape(*args, **kwargs)
 
-    def clear_cache(self) -> None:
-        """Forgets what was compiled."""
-        self._plain.clear_cache()
-        self._pinned, self._last = {}, None
-
     def _cache_size(self) -> int:
         return sum(f._cache_size() for f in (self._plain, *self._pinned.values()))
 
@@ -82,14 +77,16 @@ class CompiledStep:
 
     def _on_mesh(self, x: Any) -> NamedSharding | None:
         sharding = getattr(x, "sharding", None)
-        same = isinstance(sharding, NamedSharding) and sharding.mesh.shape == self._mesh.shape
-        return sharding if same else None
+        if not isinstance(sharding, NamedSharding) or self._mesh is None:
+            return None
+        return sharding if sharding.mesh.shape == self._mesh.shape else None
 
     def _shardings(self, leaves: list[Any]) -> list[NamedSharding | None]:
         return [self._on_mesh(x) for x in leaves]
 
     def _placed(self, params: Tree, opt_state: Any) -> tuple[Tree, Any]:
         """What no sharding was given yet, as it would lie after the first update."""
+        assert self._mesh is not None
         same = NamedSharding(self._mesh, PartitionSpec())
 
         def place(x: Any, everything: bool) -> Any:
