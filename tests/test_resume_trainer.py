@@ -68,15 +68,29 @@ def end(pid):
         sys.exit((folder / "output").read_text())
     return status
 
+def size(path):
+    return path.stat().st_size if path.exists() else 0
+
+def after_an_attempt(pid, where, before):
+    limit = time.monotonic() + 60
+    while size(where / "ids-0.jsonl") <= before:
+        assert time.monotonic() < limit, "the trainer makes no attempt"
+        time.sleep(0.002)
+
 pid = start(folder / "whole")
+after_an_attempt(pid, folder / "whole", 0)
 began = time.monotonic()
 assert end(pid) == 0
 seconds = time.monotonic() - began
 
+# One in five is killed before its first attempt; the others at a random moment behind it: in the
+# next attempts, and in their saves.
 killed = 0
 for n in range(int(kills)):
     pid = start(folder / "cut")
-    time.sleep(random.uniform(0, seconds / int(kills)))
+    if n % 5:
+        after_an_attempt(pid, folder / "cut", size(folder / "cut" / "ids-0.jsonl"))
+    time.sleep(random.uniform(0, seconds / 40))
     os.kill(pid, signal.SIGKILL)
     killed += end(pid) == -9
 pid = start(folder / "cut")
@@ -117,7 +131,7 @@ def test_a_trainer_killed_twenty_times_ends_as_if_it_had_not_been(run_python, tm
         "20",
         *options,
         *TINY,
-        timeout=420,
+        timeout=560,
         JAX_COMPILATION_CACHE_DIR=str(tmp_path / "cache"),
         JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
         JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
