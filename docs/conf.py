@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import latex2mathml.converter
+from docutils import nodes
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 project = "jax-accum"
@@ -15,7 +18,6 @@ version = release = importlib.metadata.version("jax-accum")
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
 ]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
@@ -38,12 +40,16 @@ napoleon_custom_sections = ["References"]
 add_module_names = False
 python_maximum_signature_line_length = 72
 
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = "jax-accum"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
+
+# In docstrings a single backtick marks code.
+default_role = "code"
 
 
 def as_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
@@ -52,7 +58,8 @@ def as_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[s
     A single backtick marks code, and an indented block behind a colon is code.
     """
     for i, line in enumerate(lines):
-        line = re.sub(r"(?<![`:])`([^`]+)`(?![`_])", r"``\1``", line)
+        # Code in the plural: Sphinx wants a separator before the s.
+        line = re.sub(r"(?<![`:])`([^`]+)`s\b", r"``\1``\\ s", line)
         after = lines[i + 2] if i + 2 < len(lines) and not lines[i + 1].strip() else ""
         indent = len(line) - len(line.lstrip())
         if line.rstrip().endswith(":") and after.startswith(" " * (indent + 1)):
@@ -60,6 +67,24 @@ def as_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[s
         lines[i] = line
 
 
+def inline_math(writer: Any, node: Any) -> None:
+    """Formulas as MathML: browsers show it without a script, and without a network."""
+    writer.body.append(latex2mathml.converter.convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def display_math(writer: Any, node: Any) -> None:
+    """The same, on a line of its own."""
+    formula = latex2mathml.converter.convert(node.astext(), display="block")
+    writer.body.append(f'<div class="formula">{formula}</div>')
+    raise nodes.SkipNode
+
+
+def leave_math(writer: Any, node: Any) -> None:
+    """Nothing is left to do."""
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.add_html_math_renderer("mathml", (inline_math, leave_math), (display_math, leave_math))
     app.connect("autodoc-process-docstring", as_rst, priority=400)  # before napoleon

@@ -26,8 +26,7 @@ BLUE, ORANGE, GREY, RED = "#3b6ea5", "#d9822b", "#8a8f98", "#b03a48"
 mpl.rcParams.update(
     {
         "svg.hashsalt": "jax-accum",
-        "svg.fonttype": "none",
-        "font.family": "sans-serif",
+        "svg.fonttype": "path",  # the same everywhere, whatever fonts there are
         "font.size": 11,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -38,37 +37,39 @@ mpl.rcParams.update(
 def box(ax: Axes, x: float, y: float, width: float, text: str, color: str = BLUE) -> None:
     """A labelled box of height 0.8, its lower left corner at (x, y)."""
     ax.add_patch(plt.Rectangle((x, y), width, 0.8, facecolor=color, alpha=0.18, edgecolor=color))
-    ax.text(x + width / 2, y + 0.4, text, ha="center", va="center", fontsize=10)
+    ax.text(x + width / 2, y + 0.4, text, ha="center", va="center", fontsize=9)
 
 
 def group() -> Figure:
     """A group over replicas and microbatches, and the one division."""
-    fig, ax = plt.subplots(figsize=(8.4, 3.4))
+    fig, ax = plt.subplots(figsize=(6.4, 4.2))
     weights = [[1, 3, 2], [2, 10, 4]]
     for d, row in enumerate(weights):
-        y = 1.6 - 1.1 * d
-        ax.text(-0.1, y + 0.4, f"replica {d}", ha="right", va="center")
+        y = 3.2 - 1.3 * d
+        ax.text(-0.15, y + 0.4, f"replica {d}", ha="right", va="center")
         for a, weight in enumerate(row):
-            box(ax, 0.1 + 1.6 * a, y, 1.5, f"$S_{{{a}{d}}}$,  $W_{{{a}{d}}}={weight}$")
-        box(ax, 5.2, y, 1.5, f"$\\Sigma S$,  $\\Sigma W={sum(row)}$", ORANGE)
-        ax.annotate("", (5.15, y + 0.4), (4.85, y + 0.4), arrowprops={"arrowstyle": "->"})
-        ax.annotate("", (7.55, 1.45), (6.75, y + 0.4), arrowprops={"arrowstyle": "->"})
+            box(ax, 1.15 * a, y, 1.05, f"$S_{{{a}{d}}}$\n$W_{{{a}{d}}}={weight}$")
+        box(ax, 3.95, y, 1.2, f"$\\Sigma S$\n$\\Sigma W={sum(row)}$", ORANGE)
+        ax.annotate("", (3.92, y + 0.4), (3.42, y + 0.4), arrowprops={"arrowstyle": "->"})
+    ax.annotate("", (4.55, 1.25), (4.55, 1.9), arrowprops={"arrowstyle": "->"})
+    around = {"arrowstyle": "->", "connectionstyle": "arc3,rad=-0.4"}
+    ax.annotate("", (5.4, 0.8), (5.2, 3.6), arrowprops=around)
     for a in range(3):
-        ax.text(0.85 + 1.6 * a, 2.65, f"microbatch {a}", ha="center", color=GREY)
-    ax.text(5.95, 2.65, "added locally", ha="center", color=GREY)
-    ax.text(8.5, 2.65, "reduced and divided once", ha="center", color=GREY)
+        ax.text(0.52 + 1.15 * a, 4.15, f"microbatch {a}", ha="center", color=GREY, fontsize=9)
+    ax.text(4.55, 4.15, "added locally", ha="center", color=GREY, fontsize=9)
     total = sum(map(sum, weights))
-    box(ax, 7.6, 1.05, 1.8, f"$\\Sigma S \\; / \\; {total}$", RED)
-    ax.text(8.5, 0.6, "then one update", ha="center", color=GREY)
-    ax.text(0.1, 0.1, "A = 3 microbatches on each of D = 2 replicas: one group", color=GREY)
-    ax.set(xlim=(-1.2, 9.9), ylim=(-0.1, 3))
+    box(ax, 3.75, 0.4, 1.6, f"$\\Sigma\\Sigma S \\; / \\; {total}$", RED)
+    ax.text(3.6, 0.8, "reduced once,\ndivided once", ha="right", va="center", color=GREY)
+    ax.text(4.55, 0.1, "one update", ha="center", color=GREY)
+    ax.set(xlim=(-1.1, 6.1), ylim=(0, 4.4))
     ax.axis("off")
+    fig.tight_layout(pad=0.2)
     return fig
 
 
 def timeline() -> Figure:
     """Three groups in time: an update, a skip, and a short group at the end."""
-    fig, ax = plt.subplots(figsize=(8.4, 2.4))
+    fig, ax = plt.subplots(figsize=(6.8, 2.1))
     x = 0.0
     groups = [(4, "update", BLUE), (4, "skip: inf", RED), (2, "update", BLUE)]
     for number, (size, outcome, color) in enumerate(groups):
@@ -88,7 +89,7 @@ def timeline() -> Figure:
 
 
 def losses(rows: int, examples: int) -> np.ndarray:
-    """Losses of a small regression, one per update of so many rows, on the same examples."""
+    """Losses of a small regression after each update of so many rows, on the same examples."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(examples, 16)).astype(np.float32)
     y = x @ rng.normal(size=16).astype(np.float32)
@@ -96,20 +97,20 @@ def losses(rows: int, examples: int) -> np.ndarray:
     def loss_fn(w: jax.Array, batch: dict[str, jax.Array]) -> ja.Weighted:
         return ja.Weighted(jnp.sum((batch["x"] @ w - batch["y"]) ** 2), len(batch["y"]))
 
-    tx = optax.sgd(2e-4 * rows)  # the rate grows with the batch: as many examples, as far
+    tx = optax.sgd(2e-3 * rows)  # the rate grows with the batch: as many examples, as far
     step = ja.make_train_step(loss_fn, tx, 4)
     w = jnp.zeros(16)
     state, found = tx.init(w), []
     for start in range(0, examples, rows):
         part = slice(start, start + rows)
-        w, state, metrics = step(w, state, {"x": x[part], "y": y[part]})
-        found.append(metrics["loss"])
+        w, state, _ = step(w, state, {"x": x[part], "y": y[part]})
+        found.append(loss_fn(w, {"x": x, "y": y}).mean)
     return np.asarray(found)
 
 
 def axes() -> Figure:
     """The same two runs against updates (the wrong axis) and against examples."""
-    fig, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True)
+    fig, (left, right) = plt.subplots(1, 2, figsize=(6.8, 3.0), sharey=True)
     for rows, color in ((8, BLUE), (32, ORANGE)):
         loss = losses(rows, 1024)
         updates = np.arange(1, len(loss) + 1)
@@ -117,10 +118,10 @@ def axes() -> Figure:
         left.plot(updates, loss, color=color, label=label)
         right.plot(updates * rows, loss, color=color, label=label)
     left.set(xlabel="updates", ylabel="loss", yscale="log", xlim=(0, 40))
-    left.set_title("misleading: one looks four times as fast", fontsize=10)
+    left.set_title("misleading: one looks four times as fast", fontsize=9)
     right.set(xlabel="examples")
-    right.set_title("comparable: they agree", fontsize=10)
-    right.legend(frameon=False)
+    right.set_title("comparable: they agree", fontsize=9)
+    left.legend(frameon=False, loc="lower left", fontsize=9)
     fig.tight_layout()
     return fig
 
