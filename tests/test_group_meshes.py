@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
+
 ONCE = [["all-reduce", False]]
 
 
+@pytest.mark.timeout(600)  # some 25 programs are compiled: 50 seconds of computing
 def test_over_meshes_of_8_devices(run_python, subtests):
     found = json.loads(
-        run_python(Path(__file__).parent / "programs" / "meshes.py", devices=8, timeout=280)
+        run_python(Path(__file__).parent / "programs" / "meshes.py", devices=8, timeout=550)
     )
     for name, fact in found.items():
         if "close" in fact:
@@ -36,7 +39,7 @@ def test_over_meshes_of_8_devices(run_python, subtests):
         assert ["all-gather", False] not in found["fsdp, microbatch"]["collectives"]
         assert ["reduce-scatter", True] in found["fsdp, microbatch"]["collectives"]
     with subtests.test("dropout by example is the same for every partition"):
-        assert found["dropout by example"] == [True, True, True]
+        assert found["dropout by example"] == [True, True]
     with subtests.test("every microbatch of every replica has a mask of its own"):
         assert found["masks"] == [[2, 8], 16]
     with subtests.test("auxiliary output over replicas"):
