@@ -5,6 +5,7 @@ is imported until a command needs it, so that ``--help`` is quick.
 """
 
 # No postponed annotations here: typer reads them, and inside a function it could not find its own.
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -100,6 +101,14 @@ def make_app() -> "typer.Typer":
             list[str] | None,
             typer.Option(metavar="NAME...", help="Only these cases (see --list)."),
         ] = None,
+        full: Annotated[
+            bool,
+            typer.Option(
+                "--full",
+                help="Also sharded jit, shard_map and pmap, PyTorch in two processes, narrow "
+                "dtypes, skips, several loss terms: some minutes.",
+            ),
+        ] = False,
         microbatches: Annotated[
             list[int] | None,
             typer.Option(
@@ -111,7 +120,7 @@ def make_app() -> "typer.Typer":
         ),
         plant: Annotated[
             str | None,
-            typer.Option(metavar="FAULT", help="Run the JAX side with a known fault (see --list)."),
+            typer.Option(metavar="FAULT", help="Run one side with a known fault (see --list)."),
         ] = None,
         report: Annotated[
             Path, typer.Option(metavar="DIR", help="Folder that the report is written to.")
@@ -135,6 +144,7 @@ def make_app() -> "typer.Typer":
                 jsonl=jsonl,
                 field=field,
                 names=case or [],
+                full=full,
                 accumulations=microbatches,
                 listing=list_,
                 plant=plant,
@@ -176,6 +186,7 @@ def _crosscheck(
     jsonl: Path | None,
     field: str | None,
     names: list[str],
+    full: bool,
     accumulations: list[int] | None,
     listing: bool,
     plant: str | None,
@@ -186,10 +197,14 @@ def _crosscheck(
     """Checks all input before anything slow is imported, then hands over to the terminal."""
     from jax_accum.crosscheck import cases, corpus, faults
     from jax_accum.crosscheck.errors import InputError
+    from jax_accum.crosscheck.matrix import AnyCase, full_matrix, needs_devices
 
-    matrix = cases.make_matrix(accumulations or cases.ACCUMULATIONS)
+    quick = cases.make_matrix(accumulations or cases.ACCUMULATIONS)
     fault = None if plant is None else faults.find_fault(plant)
-    chosen = cases.select(matrix, names)
+    # The PyTorch side's faults are planted in the cases of the full matrix alone.
+    wanted = full or bool(names) or (fault is not None and fault.side == "PyTorch")
+    every: list[AnyCase] = [*quick, *(full_matrix() if wanted else ())]
+    chosen = cases.select(every, names)
     if fault is not None and not names:
         chosen = [case for case in chosen if fault.shows_in(case)]
         if not chosen:
@@ -198,7 +213,8 @@ def _crosscheck(
         _need("rich", "--list")
         from jax_accum.crosscheck import terminal
 
-        terminal.show_list(chosen, list(faults.FAULTS.values()))
+        more = [case for case in full_matrix() if not names and case not in chosen]
+        terminal.show_list(chosen, more, list(faults.ALL_FAULTS.values()))
         return 0
     updates = cases.UPDATES if updates is None else updates
     if not 1 <= updates <= cases.MAX_UPDATES:
@@ -215,16 +231,31 @@ def _crosscheck(
         _need(package, label)
     from jax_accum.crosscheck import report, terminal
 
+    if needs_devices(chosen):
+        _need_devices()
     report.check_folder(folder)
     command = ["crosscheck"]
     command += [part for path in text for part in ("--text", str(path))]
     command += ["--jsonl", str(jsonl), "--field", str(field)] if jsonl is not None else []
     command += [part for name in names for part in ("--case", name)]
+    command += ["--full"] if full else []
     command += [part for count in accumulations or [] for part in ("--microbatches", str(count))]
     command += ["--plant", plant] if plant is not None else []
     command += ["--updates", str(updates)] if updates != cases.UPDATES else []
     command += ["--seed", str(seed)] if seed else []
     return terminal.run(documents, source, chosen, updates, seed, fault, folder, command)
+
+
+def _need_devices() -> None:
+    """Two CPU devices: to be said before JAX is used for the first time."""
+    import jax
+
+    from jax_accum.crosscheck.matrix import REPLICAS
+
+    # Where JAX runs already, or was told a number, a case that lacks devices says so itself.
+    with contextlib.suppress(RuntimeError):
+        if jax.config.read("jax_num_cpu_devices") < REPLICAS:
+            jax.config.update("jax_num_cpu_devices", REPLICAS)
 
 
 def _need(package: str, label: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from jax_accum.crosscheck.errors import InputError
 
@@ -25,6 +26,17 @@ OPTIMIZER_MEANING = {
     "sgd": "plain SGD",
     "adamw": "AdamW with decoupled weight decay, clipping by global norm, a warm-up schedule",
 }
+
+
+Either = TypeVar("Either", bound="Named")
+
+
+class Named(Protocol):
+    """Whatever has a name."""
+
+    @property
+    def name(self) -> str:
+        """What ``--case`` takes."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,7 @@ def make_matrix(accumulations: Sequence[int] = ACCUMULATIONS) -> list[Case]:
     return cases
 
 
-def select(matrix: Sequence[Case], names: Sequence[str]) -> list[Case]:
+def select(matrix: Sequence[Either], names: Sequence[str]) -> list[Either]:
     """The cases of ``matrix`` with these names, in its order; all of them if there are none.
 
     Raises:

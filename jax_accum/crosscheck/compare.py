@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from jax_accum.crosscheck.maps import Arrays
-from jax_accum.crosscheck.trace import COUNTERS, Trace, tree_norm
+from jax_accum.crosscheck.trace import Trace, tree_norm
 
 FACTOR = 4.0
 FLOAT32_ROUNDING = 2.0**-24
 FLOAT64_ROUNDING = 2.0**-53
+NARROW_ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-11}
 SCALAR_ULPS = 4.0
 FLOAT64_AGREEMENT = 1e-12
 SMALL_PARAMETER = 2.0**-10
@@ -38,6 +39,12 @@ TOLERANCES: dict[str, tuple[float, str]] = {
         "so where an undivided run happens to be nearer, this stands for its error",
     ),
     "FLOAT64_ROUNDING": (FLOAT64_ROUNDING, "the same for float64"),
+    "BFLOAT16_ROUNDING": (
+        NARROW_ROUNDING["bfloat16"],
+        "half a unit in the last place: where an undivided loss or norm computed in bfloat16 "
+        "happens to be nearer to the float64 one, this stands for its error",
+    ),
+    "FLOAT16_ROUNDING": (NARROW_ROUNDING["float16"], "the same for float16"),
     "SCALAR_ULPS": (
         SCALAR_ULPS,
         "a loss or a norm is one number, not thousands whose errors average out: by luck the "
@@ -102,10 +109,21 @@ class Finding:
 
 @dataclass(frozen=True)
 class References:
-    """Undivided runs of one framework on the same groups, in float32 and in float64."""
+    """Undivided runs of one framework on the same groups, and why groups make no update.
+
+    Args:
+      float32: in float32; of a run in a narrower dtype, in that dtype.
+      float64: in float64.
+      skips: by group, ``nonfinite``, ``empty`` or None; empty where all make updates.
+    """
 
     float32: Trace
     float64: Trace
+    skips: tuple[str | None, ...] = ()
+
+    def skipped(self, index: int) -> bool:
+        """Whether the group of this index, from 0, makes no update."""
+        return bool(self.skips) and self.skips[index] is not None
 
 
 def judge(
@@ -115,16 +133,20 @@ def judge(
     jax_references: References,
     torch_references: References,
     counters: dict[str, int],
+    torch_counters: dict[str, int] | None = None,
+    scales: list[float] | None = None,
 ) -> list[Finding]:
     """Compares two accumulated runs of the same examples, each with its own references.
 
     Args:
-      dtype: ``float32`` or ``float64``, of the accumulated runs.
+      dtype: ``float32``, ``float64``, ``bfloat16`` or ``float16``, of the accumulated runs.
       jax: the accumulated run of JAX.
       torch: the accumulated run of PyTorch.
       jax_references: undivided runs of JAX on the same groups.
       torch_references: undivided runs of PyTorch on the same groups.
-      counters: totals that both must show.
+      counters: totals that both must show, or JAX where PyTorch's are given.
+      torch_counters: totals that PyTorch must show.
+      scales: loss scale of each group, that both must show.
 
     Returns:
       findings in the order in which a run produces the quantities, so that the first that
@@ -140,14 +162,23 @@ def judge(
         exact = _allow_both("float64", *(_allow("float64", refs) for _, _, refs in sides))
         for index in updates:
             whole = jax_references.float64, torch_references.float64
-            findings += _hold(UNDIVIDED, index, *whole, exact)
+            if not jax_references.skipped(index):
+                findings += _hold(UNDIVIDED, index, *whole, exact)
     for index in updates:
+        if jax_references.skipped(index):
+            for name, trace, _ in sides:
+                findings.append(_untouched(name, index, trace))
+            continue
         for name, trace, refs in sides:
             findings += _hold(name, index, trace, refs.float64, allowed[name])
         findings += _hold("JAX vs PyTorch", index, jax, torch, both)
     for name, trace, _ in sides:
-        for counter in COUNTERS:
-            off = abs(trace.counters.get(counter, 0) - counters[counter])
+        for index, scale in enumerate(scales or ()):
+            off = abs(trace.scales[index] - scale)
+            findings.append(Finding("loss scale", name, index + 1, off, 0.0))
+        expected = torch_counters if torch_counters and name == "PyTorch" else counters
+        for counter, value in expected.items():
+            off = abs(trace.counters.get(counter, 0) - value)
             findings.append(Finding(f"counter {counter}", name, 0, float(off), 0.0))
     return findings
 
@@ -162,9 +193,11 @@ def worst(findings: list[Finding]) -> Finding:
 
     Counters come last: they are exact, and have no tolerance that something could be near to.
     """
-    measured = max((f for f in findings if f.allowed), key=lambda finding: finding.ratio)
-    counters = [f for f in findings if not f.allowed and not f.passed]
-    return counters[0] if counters and measured.passed else measured
+    exact = [f for f in findings if not f.allowed and not f.passed]
+    measured = max(
+        (f for f in findings if f.allowed), key=lambda finding: finding.ratio, default=None
+    )
+    return measured if measured is not None and not (exact and measured.passed) else exact[0]
 
 
 def distance(got: Arrays, want: Arrays) -> float:
@@ -213,7 +246,7 @@ def _allow(dtype: str, refs: References) -> _Allowed:
             FLOAT64_AGREEMENT,
             dict.fromkeys(high.gradient, FLOAT64_AGREEMENT),
         )
-    scalar_floor = SCALAR_ULPS * FLOAT32_ROUNDING
+    scalar_floor = NARROW_ROUNDING.get(dtype, SCALAR_ULPS * FLOAT32_ROUNDING)
     tree = max(distance(low.gradient, high.gradient), FLOAT32_ROUNDING)
     per_parameter = parameter_distances(low.gradient, high.gradient)
     return _Allowed(
@@ -258,6 +291,13 @@ def _hold(side: str, index: int, got: Trace, want: Trace, allowed: _Allowed) -> 
     yield Finding("gradient norm", side, update, norm, allowed.norm[index])
     moved = distance(got.parameters[index], want.parameters[index])
     yield Finding("parameters", side, update, moved, allowed.parameters[index])
+
+
+def _untouched(side: str, index: int, trace: Trace) -> Finding:
+    """That a skip left every parameter as it was, bit for bit: how many entries it did not."""
+    before, after = trace.parameters[index - 1], trace.parameters[index]
+    changed = sum(int(np.sum(before[path] != after[path])) for path in after)
+    return Finding("parameters kept by a skip", side, index + 1, float(changed), 0.0)
 
 
 def _errors(got: list[float], want: list[float]) -> list[float]:

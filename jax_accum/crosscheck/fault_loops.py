@@ -18,7 +18,6 @@ import optax
 import jax_accum as ja
 from jax_accum.crosscheck import recipe as numbers
 from jax_accum.crosscheck.data import Group
-from jax_accum.crosscheck.gpt import GPTSizes
 from jax_accum.crosscheck.jax_side import (
     Batch,
     JaxRecipe,
@@ -26,11 +25,11 @@ from jax_accum.crosscheck.jax_side import (
     Seen,
     Tree,
     apply_inner,
-    logits_function,
     mean_gradient,
 )
 from jax_accum.crosscheck.trace import COUNTERS
 
+Logits = Callable[[Tree, Any], jax.Array]
 Terms = list[tuple[Any, Any, Tree]]  # mean loss, tokens, gradient of each microbatch
 
 
@@ -41,7 +40,7 @@ class HandWritten:
     ``update_group(loop, params, state, batches)`` returns parameters, state and `Seen`.
     """
 
-    recipe: JaxRecipe
+    recipe: Any  # a JaxRecipe, or the recipe of the full matrix
     microbatches: int
     microbatch_size: int
     update_group: Callable[..., tuple[Tree, dict[str, Any], Seen]]
@@ -221,12 +220,12 @@ def updates_miscounted(loop: HandWritten, params: Tree, state: Any, batches: lis
 
 
 @cache
-def ignored_tokens_counted(sizes: GPTSizes) -> LossFn:
+def ignored_tokens_counted(logits_of: Logits) -> LossFn:
     """A loss that divides by every position, padding included."""
 
     def loss(params: Tree, batch: Batch) -> ja.Weighted:
         tokens = batch["tokens"]
-        logits = logits_function(sizes)(params, tokens)
+        logits = logits_of(params, tokens)
         total, _ = ja.losses.next_token_cross_entropy(logits, tokens, mask=batch["mask"])
         return ja.Weighted(total, jnp.asarray(float(tokens[:, 1:].size)))
 
@@ -234,11 +233,11 @@ def ignored_tokens_counted(sizes: GPTSizes) -> LossFn:
 
 
 @cache
-def double_shift(sizes: GPTSizes) -> LossFn:
+def double_shift(logits_of: Logits) -> LossFn:
     """A loss whose labels were shifted before, and are shifted once more inside."""
 
     def loss(params: Tree, batch: Batch) -> ja.Weighted:
-        logits = logits_function(sizes)(params, batch["tokens"])[:, :-1]
+        logits = logits_of(params, batch["tokens"])[:, :-1]
         labels, mask = batch["tokens"][:, 1:], batch["mask"][:, 1:]
         return ja.losses.next_token_cross_entropy(logits, labels, mask=mask)
 

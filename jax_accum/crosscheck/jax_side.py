@@ -67,6 +67,7 @@ def tapped(state: Tree) -> Tree:
     return next(node.gradient for node in found if isinstance(node, TapState))
 
 
+@cache
 def logits_function(sizes: GPTSizes) -> Callable[[Tree, Any], jax.Array]:
     """The model as a pure function: ``(params, tokens [B, T]) -> logits [B, T, V]``."""
     model = GPT(sizes)

@@ -66,7 +66,7 @@ def draw_losses(results: Sequence[CaseResult]) -> Figure:
     grid = figure.subplots(2, columns, squeeze=False, sharex="col", height_ratios=(3, 2))
     for column, result in enumerate(results):
         top, bottom = grid[0][column], grid[1][column]
-        jax, torch = result.jax["accumulated"], result.torch["accumulated"]
+        jax, torch = result.jax.get("accumulated", []), result.torch.get("accumulated", [])
         updates = range(1, len(jax) + 1)
         top.plot(updates, jax, color=JAX, linewidth=2, label="JAX")
         top.plot(
@@ -75,9 +75,10 @@ def draw_losses(results: Sequence[CaseResult]) -> Figure:
         top.set_title(result.case.name, fontsize=8.5)
         found = [f for f in result.findings if f.quantity == "loss" and f.side == "JAX vs PyTorch"]
         apart = [max(f.error, SMALLEST) for f in found]
-        bottom.plot(updates, apart, "o-", color="black", markersize=4, label="difference")
+        made = [f.update for f in found]  # a skip is no update
+        bottom.plot(made, apart, "o-", color="black", markersize=4, label="difference")
         bottom.plot(
-            updates,
+            made,
             [f.allowed for f in found],
             "--",
             color=ALLOWED,
@@ -97,22 +98,28 @@ def draw_losses(results: Sequence[CaseResult]) -> Figure:
 
 def draw_parameters(results: Sequence[CaseResult]) -> Figure:
     """How far the first gradients of JAX and PyTorch are apart, parameter by parameter."""
-    rows = len(results[0].parameters)
+    rows = max(len(result.parameters) for result in results)
     figure = Figure(figsize=(8.4, 1.3 + 0.2 * rows), layout="constrained")
-    grid = figure.subplots(1, len(results), squeeze=False, sharey=True)[0]
+    grid = figure.subplots(1, len(results), squeeze=False)[0]
+    shown: list[str] = []
     for axes, result in zip(grid, results, strict=True):
         found = result.parameters
-        worst = max(range(rows), key=lambda i: found[i].ratio)
+        places = range(len(found))
         apart = [max(f.error, SMALLEST) for f in found]
-        axes.plot([f.allowed for f in found], range(rows), "|", color=ALLOWED, markersize=9)
-        axes.plot(apart, range(rows), "o", color=JAX, markersize=4)
-        axes.plot(apart[worst], worst, "o", color=DIFFER, markersize=6)
+        axes.plot([f.allowed for f in found], places, "|", color=ALLOWED, markersize=9)
+        axes.plot(apart, places, "o", color=JAX, markersize=4)
+        if found:
+            worst = max(places, key=lambda i: found[i].ratio)
+            axes.plot(apart[worst], worst, "o", color=DIFFER, markersize=6)
         axes.set_xscale("log")
         axes.set_title(result.case.name, fontsize=9)
         axes.set_xlabel("relative difference of the gradient")
+        names = [f.parameter or "" for f in found]
+        # The models of the two matrices differ; a column like the one before it needs no names.
+        axes.set_yticks(places, names if names != shown else [""] * len(names), fontsize=7)
+        axes.set_ylim(len(found) - 0.3, -0.7)
+        shown = names
         _plain(axes)
-    grid[0].set_yticks(range(rows), [f.parameter or "" for f in results[0].parameters], fontsize=7)
-    grid[0].set_ylim(rows - 0.3, -0.7)
     return figure
 
 

@@ -16,8 +16,10 @@ from jax_accum.crosscheck.cases import DTYPES, Case
 from jax_accum.crosscheck.compare import Finding, References, first_failure, judge, worst
 from jax_accum.crosscheck.data import WINDOW, Document, Group, make_groups, ordered_examples
 from jax_accum.crosscheck.faults import Fault
+from jax_accum.crosscheck.full_run import FullMatrix, ProcessesError
 from jax_accum.crosscheck.gpt import GPTSizes, parameter_shapes
 from jax_accum.crosscheck.maps import gpt_map, initial_weights
+from jax_accum.crosscheck.matrix import ATTEMPTS, EXAMPLES_PER_UPDATE, AnyCase, FullCase
 from jax_accum.crosscheck.torch_side import TorchSide, one_thread
 from jax_accum.crosscheck.trace import Trace, expected_counters
 
@@ -41,15 +43,17 @@ class CaseResult:
       tokens: supervised tokens of each group.
       counters: of JAX, of PyTorch and as expected.
       seconds: wall-clock time, compilation included.
+      trouble: what kept the case from being compared, in words; empty where nothing did.
     """
 
-    case: Case
+    case: AnyCase
     findings: list[Finding]
     jax: dict[str, list[float]]
     torch: dict[str, list[float]]
     tokens: list[int]
     counters: dict[str, dict[str, int]]
     seconds: float
+    trouble: str = ""
 
     @property
     def equal(self) -> bool:
@@ -80,7 +84,7 @@ class Crosscheck:
       documents: the text.
       updates: optimizer updates of each run.
       seed: of the initial weights and of the order of the examples.
-      fault: planted on the JAX side, or none.
+      fault: planted on one side, or none.
       sizes: of both models.
       results: of the cases that `compare_all` was given.
 
@@ -98,6 +102,7 @@ class Crosscheck:
     def __post_init__(self) -> None:
         self._references: dict[Key, tuple[References, References]] = {}
         self._stop = threading.Event()
+        self._full: FullMatrix | None = None
         self._locks: defaultdict[Key, threading.Lock] = defaultdict(threading.Lock)
         self.examples = ordered_examples(self.documents, self.seed)
         make_groups(self.examples, [1])
@@ -106,7 +111,7 @@ class Crosscheck:
         self.torch = TorchSide(self.sizes, mapping, self.weights)
 
     def compare_all(
-        self, cases: Sequence[Case], done: Callable[[CaseResult], None] = lambda result: None
+        self, cases: Sequence[AnyCase], done: Callable[[CaseResult], None] = lambda result: None
     ) -> None:
         """Compares the cases, a few at a time, and keeps what they come to in ``results``.
 
@@ -117,7 +122,8 @@ class Crosscheck:
         Raises:
           KeyboardInterrupt: interrupted; ``results`` hold the cases that were done by then.
         """
-        found: dict[Case, CaseResult] = {}
+        found: dict[AnyCase, CaseResult] = {}
+        self.full([case for case in cases if isinstance(case, FullCase)])
         pool = ThreadPoolExecutor(WORKERS)
         try:
             with one_thread():
@@ -132,8 +138,10 @@ class Crosscheck:
             self.results += [found[case] for case in cases if case in found]
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def compare(self, case: Case) -> CaseResult:
+    def compare(self, case: AnyCase) -> CaseResult:
         """Runs one case on both sides and judges it."""
+        if isinstance(case, FullCase):
+            return self._compare_full(case)
         started = time.perf_counter()
         groups = self.groups(case)
         jax_refs, torch_refs = self.references(case, groups)
@@ -157,6 +165,40 @@ class Crosscheck:
             time.perf_counter() - started,
         )
 
+    def _compare_full(self, case: FullCase) -> CaseResult:
+        started = time.perf_counter()
+        self._check_stop()
+        full = self.full([case])
+        tokens = [group.tokens for group in full.groups(case)]
+        try:
+            findings, ours, theirs, jax_refs, torch_refs, counters = full.findings(case, self.fault)
+        except ProcessesError as failed:
+            findings = [Finding("end of the PyTorch processes", "PyTorch", 0, float("inf"), 0.0)]
+            seconds = time.perf_counter() - started
+            return CaseResult(case, findings, {}, {}, tokens, {}, seconds, str(failed))
+        return CaseResult(
+            case,
+            findings,
+            _losses(ours, jax_refs),
+            _losses(theirs, torch_refs),
+            tokens,
+            counters,
+            time.perf_counter() - started,
+        )
+
+    def full(self, planned: Sequence[FullCase]) -> FullMatrix:
+        """What the cases of the full matrix share; ``planned`` counts the first time."""
+        with self._locks[("full", ())]:
+            if self._full is None:
+                self._full = FullMatrix(self.examples, self.seed, planned)
+            return self._full
+
+    def examples_of(self, case: AnyCase) -> int:
+        """How many examples a case takes from the text."""
+        if isinstance(case, FullCase):
+            return EXAMPLES_PER_UPDATE * (ATTEMPTS - 1) + case.last_examples
+        return sum(len(group.examples) for group in self.groups(case))
+
     def _check_stop(self) -> None:
         """Ends a case that nobody waits for any more: the process could not end before it."""
         if self._stop.is_set():
@@ -176,11 +218,12 @@ class Crosscheck:
                 whole = jax_side.Undivided(recipe, case.examples_per_update)
                 jax = [jax_side.run(whole, self.weights, groups, dtype) for dtype in DTYPES]
                 torch = [self.torch.undivided(groups, case.optimizer, dtype) for dtype in DTYPES]
-                self._references[key] = References(*jax), References(*torch)
+                pairs = (jax[0], jax[1]), (torch[0], torch[1])
+                self._references[key] = References(*pairs[0]), References(*pairs[1])
             return self._references[key]
 
     def _loop(self, case: Case) -> jax_side.Loop:
-        if self.fault is not None:
+        if self.fault is not None and self.fault.side == "JAX":
             return self.fault.loop(case, self.sizes)
         recipe = jax_side.JaxRecipe(self.sizes, case.optimizer)
         return jax_side.WAYS[case.way](recipe, case.microbatches, case.microbatch_size)

@@ -84,7 +84,7 @@ class Told:
     def notes(self) -> list[str]:
         """What a reader should know about the text before trusting the verdict."""
         notes = []
-        need = max((sum(self._sizes(r)) for r in self.results), default=0)
+        need = max((self.run.examples_of(r.case) for r in self.results), default=0)
         have = len(self.run.examples)
         if need > have:
             notes.append(
@@ -95,10 +95,10 @@ class Told:
                 "All groups have the same number of tokens: with texts of more varied length "
                 "the check would see more."
             )
+        notes += sorted(
+            {f"PyTorch in two processes: {r.trouble}" for r in self.results if r.trouble}
+        )
         return notes
-
-    def _sizes(self, result: CaseResult) -> list[int]:
-        return [len(group.examples) for group in self.run.groups(result.case)]
 
 
 def times(ratio: float) -> str:
@@ -124,6 +124,10 @@ def in_words(finding: Finding) -> str:
     """
     if finding.quantity.startswith("counter"):
         return f"{finding.place} is off by {finding.error:.0f}, and counters must be exact"
+    if not finding.allowed and finding.error == float("inf"):
+        return f"{finding.place} was not reached in order"
+    if not finding.allowed:
+        return f"{finding.place} is off by {finding.error:.0f}, and must be exact"
     return (
         f"{finding.place} is off by {finding.error:.1e}, where rounding allows "
         f"{finding.allowed:.1e} ({times(finding.ratio)})"

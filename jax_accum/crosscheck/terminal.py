@@ -12,21 +12,23 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jax_accum.crosscheck.cases import Case
 from jax_accum.crosscheck.data import Document
 from jax_accum.crosscheck.faults import Fault
+from jax_accum.crosscheck.matrix import AnyCase
 
 if TYPE_CHECKING:
+    from jax_accum.crosscheck.run import CaseResult
     from jax_accum.crosscheck.summary import Told
 
 EQUAL, DIFFER, INTERRUPTED = 0, 1, 130
 
 
-def show_list(cases: Sequence[Case], faults: Sequence[Fault]) -> None:
-    """Prints the cases and the faults by name."""
+def show_list(cases: Sequence[AnyCase], more: Sequence[AnyCase], faults: Sequence[Fault]) -> None:
+    """Prints the cases, those that only ``--full`` runs, and the faults, by name."""
     console = _console()
     for title, rows in (
         ("Cases (--case NAME)", [(case.name, case.meaning) for case in cases]),
+        ("More cases (--full, or --case NAME)", [(case.name, case.meaning) for case in more]),
         ("Faults (--plant NAME)", [(fault.name, fault.meaning) for fault in faults]),
     ):
         table = Table(title=title, title_justify="left", box=None, show_header=False)
@@ -40,7 +42,7 @@ def show_list(cases: Sequence[Case], faults: Sequence[Fault]) -> None:
 def run(
     documents: Sequence[Document],
     source: str,
-    cases: Sequence[Case],
+    cases: Sequence[AnyCase],
     updates: int,
     seed: int,
     fault: Fault | None,
@@ -60,20 +62,29 @@ def run(
 
     crosscheck = Crosscheck(documents, updates, seed, fault)
     interrupted = False
+    errors = Console(stderr=True, highlight=False)
+    ended = 0
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=errors,
         transient=True,
     ) as progress:
         task = progress.add_task("compiling", total=len(cases))
+
+        def done(result: CaseResult) -> None:
+            nonlocal ended
+            ended += 1
+            progress.update(task, description=result.case.name, advance=1)
+            if not errors.is_terminal:  # a bar that moves is nothing for a log
+                verdict = "equal" if result.equal else "differ"
+                line = f"[{ended}/{len(cases)}] {result.case.name}: {verdict}"
+                errors.print(escape(line), soft_wrap=True)
+
         try:
-            crosscheck.compare_all(
-                cases,
-                lambda result: progress.update(task, description=result.case.name, advance=1),
-            )
+            crosscheck.compare_all(cases, done)
         except KeyboardInterrupt:
             interrupted = True
     line = shlex.join(["jax-accum", *command])

@@ -30,6 +30,7 @@ class Trace:
       gradient: of the first group, by JAX path, as the inner optimizer was given it.
       parameters: after each update, by JAX path.
       counters: totals at the end, by the names of `COUNTERS`.
+      scales: loss scale of each attempt, where there is one.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -37,6 +38,7 @@ class Trace:
     gradient: Arrays = field(default_factory=dict)
     parameters: list[Arrays] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
+    scales: list[float] = field(default_factory=list)
 
     def add(self, loss: float, norm: float, gradient: Arrays, parameters: Arrays) -> None:
         """Appends one update; the first brings the gradient that is kept whole."""
