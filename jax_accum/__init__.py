@@ -1,6 +1,6 @@
 """Gradient accumulation for JAX, normalised by what was really supervised."""
 
-from jax_accum import checkpoint, losses, memory, testing, writers
+from jax_accum import checkpoint, doctor, losses, memory, testing, writers
 from jax_accum._counts import Counts, counts
 from jax_accum._group import Dropped, Group
 from jax_accum._group_grad import GroupInfo, accumulated_value_and_grad
@@ -51,6 +51,7 @@ __all__ = [
     "checkpoint",
     "counts",
     "data_replicas",
+    "doctor",
     "example_keys",
     "groups",
     "guard",
