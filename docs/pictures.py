@@ -79,7 +79,7 @@ def timeline() -> Figure:
             x += 0.76
         ax.annotate("", (x + 0.1, 0.75), (x - 0.1, 1.0), arrowprops={"arrowstyle": "->"})
         ax.text(x + 0.1, 0.4, outcome, ha="center", color=color)
-        label = f"group {number}" + (" (short: its own weight)" if size < 4 else "")
+        label = f"group {number}" + (", short" if size < 4 else "")
         ax.text(x - 0.38 * size, 2.05, label, ha="center", color=GREY)
         x += 0.5
     ax.text(0, -0.15, "attempts: 3    updates: 2    skips: 1    schedule: 2", color=GREY)
@@ -121,7 +121,7 @@ def axes() -> Figure:
     left.set_title("misleading: one looks four times as fast", fontsize=9)
     right.set(xlabel="examples")
     right.set_title("comparable: they agree", fontsize=9)
-    left.legend(frameon=False, loc="lower left", fontsize=9)
+    right.legend(frameon=False, loc="upper right", fontsize=9)
     fig.tight_layout()
     return fig
 
