@@ -152,7 +152,11 @@ def test_a_lost_microbatch_is_told(sums, want, reference):
         (1 / 2, {"replicas": 2}, "averaged over the replicas, though divided by the whole weight"),
         (1 / 8, {"microbatches": 4, "replicas": 2}, "by microbatches and replicas twice"),
         (19, {"weights": [1, 6, 6, 6]}, "not divided by the group's whole weight (19)"),
-        (19 / 6, {"weights": [1, 6, 6, 6]}, "divided by the weight of one microbatch (6) instead"),
+        (
+            19 / 6,
+            {"weights": np.array([[1, 6], [6, 6]])},
+            "divided by the weight of one microbatch (6) instead",
+        ),
         (19 / 4, {"weights": [1, 6, 6, 6]}, "divided by the number of microbatches (4) instead"),
         (1024, {"factors": {"loss scale": 1024}}, "multiplied by loss scale (1024)"),
         (-4, {"microbatches": 4}, "the sign turned"),
@@ -254,9 +258,10 @@ def test_flat_names_and_nested_ones_are_the_same(right, want):
     [
         (lambda g: g.pop("temperature"), "got lacks temperature"),
         (lambda g: g.update(extra=np.ones(2)), "got alone has extra"),
+        (lambda g: g.update(temperature={"value": g["temperature"]}), r"nnx.to_pure_dict"),
         (lambda g: g["out"].update(kernel=g["out"]["kernel"].T), "shape (7, 20) in got"),
     ],
-    ids=["missing", "left over", "transposed"],
+    ids=["missing", "left over", "a state of NNX", "transposed"],
 )
 def test_gradients_of_other_parameters_are_not_the_same(change, words, right, want):
     other = {**right, "out": dict(right["out"])}

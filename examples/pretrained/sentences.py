@@ -6,6 +6,10 @@ Which page of Python's own documentation is a paragraph from? A linear layer on 
 encoder's outputs is trained with the encoder, 22.7 M parameters. Prints the memory that an update
 needs with one microbatch and with four, the loss, and the accuracy on paragraphs held out.
 `--compare` holds the first gradient against PyTorch's by the rule of `masked_lm.py`.
+
+Measured on two CPU cores: 494 MiB undivided, 439 MiB in four microbatches, of which some 350 are
+parameters, gradient and AdamW's moments; the accuracy on 48 paragraphs held out goes from 0.17
+(chance) to 0.60 in 12 updates.
 """
 
 import argparse

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from jax.typing import DTypeLike
+from numpy.typing import ArrayLike
 
 from jax_accum.testing._message import Clues, Side, explain, non_finite
 from jax_accum.testing._names import Arrays, named_arrays, shown
@@ -36,7 +37,7 @@ def assert_same_gradient(
     summands: int = 0,
     microbatches: int | None = None,
     replicas: int | None = None,
-    weights: Sequence[float] = (),
+    weights: ArrayLike = (),
     factors: Mapping[str, float] | None = None,
 ) -> None:
     """Asserts that two gradients of the same examples are the same but for rounding.
@@ -54,7 +55,8 @@ def assert_same_gradient(
     Two float64 gradients may be 1e-12 apart, or 4 u √n where that is more.
 
     Args:
-      got: the accumulated gradient; a pytree, or NumPy arrays by name, where `/` parts a path.
+      got: the accumulated gradient; a pytree, or NumPy arrays by name, where `/` parts a path. Of
+        an NNX state give `nnx.to_pure_dict(state)`, whose names lack the `/value`.
       want: what it should be: the undivided gradient, or that of another framework, of the same
         names and shapes.
       reference: the undivided gradient in float64 (complex128 where complex).
@@ -68,7 +70,7 @@ def assert_same_gradient(
       microbatches: A, if known. This and the rest are numbers that a mistake might have divided
         or multiplied by, for the message alone.
       replicas: D.
-      weights: of every microbatch, such as their supervised tokens.
+      weights: of every microbatch, such as their supervised tokens; any shape.
       factors: further numbers by name, such as `{"loss scale": 1024}`.
 
     Raises:
@@ -93,7 +95,7 @@ def assert_same_gradient(
         worst parameters  relative error  allowed   over own rounding
         head              3               4.77e-07  5e+07
     """
-    clues = Clues(microbatches, replicas, tuple(weights), dict(factors or {}))
+    clues = Clues(microbatches, replicas, tuple(np.ravel(weights).tolist()), dict(factors or {}))
     _check(summands, clues)
     trees = {"got": named_arrays(got, "got"), "want": named_arrays(want, "want")}
     _same_names(trees["got"], trees["want"], "got", AssertionError)
@@ -189,6 +191,10 @@ def _reference(reference: Any, like: Arrays) -> Arrays:
     return exact
 
 
+def _nnx(name: str) -> bool:
+    return name.endswith("/value")
+
+
 def _same_names(tree: Arrays, want: Arrays, argument: str, error: type[Exception]) -> None:
     """Raises `error` unless a tree has the names and shapes of `want`."""
     missing, extra = sorted(want.keys() - tree.keys()), sorted(tree.keys() - want.keys())
@@ -200,7 +206,8 @@ def _same_names(tree: Arrays, want: Arrays, argument: str, error: type[Exception
         ]
         raise error(
             f"{argument} and want are gradients of different parameters: {'; '.join(lists)}. "
-            "Names are paths joined with /: rename on one side."
+            "Names are paths joined with /: rename on one side"
+            + (" (NNX: nnx.to_pure_dict(state))." if any(_nnx(n) for n in tree | want) else ".")
         )
     for name, array in tree.items():
         if array.shape != want[name].shape:
