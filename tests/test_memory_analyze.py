@@ -108,6 +108,16 @@ assert found.part("batch") == 16 * 64 * 4 // 4, found.parts
     )
 
 
+def test_what_a_loop_stacks_is_no_accumulator():
+    def run(x):
+        return jax.lax.scan(lambda carry, row: (carry + row, 2 * row), jnp.zeros(64), x)
+
+    found = analyze(jax.jit(lambda x: jax.tree.map(jnp.sum, run(x))), jnp.ones((100, 64)))
+    carried = ja.memory._traced.carried_bytes(jax.make_jaxpr(run)(jnp.ones((100, 64))))
+    assert carried == 64 * 4
+    assert found.part("gradient accumulator") <= 64 * 4
+
+
 def test_random_keys_are_counted(step_and_args):
     found = analyze(jax.jit(lambda key, x: x + jax.random.normal(key)), jax.random.key(0), 1.0)
     assert found.part("parameters") == 8
@@ -129,13 +139,13 @@ def test_memory_that_a_program_takes_is_what_was_read_off_it(run_python):
     output = run_python(
         """
 import jax, jax.numpy as jnp, jax_accum as ja
-# 128 MiB beside the argument: a matrix product is not fused away.
-step = jax.jit(lambda x: jnp.sum(jnp.tanh(x @ jnp.ones((32, 1024)))))
-x = jnp.ones((2**15, 32))
-found = ja.memory.analyze(step, x)
-measured = ja.memory.measure(lambda: step(x), updates=3)
+# 128 MiB beside the arguments, between two matrix products; the result is 1 MiB.
+step = jax.jit(lambda x, u, v: jnp.tanh(x @ u) @ v)
+args = jnp.ones((2**15, 32)), jnp.ones((32, 1024)), jnp.ones((1024, 8))
+found = ja.memory.analyze(step, *args)
+measured = ja.memory.measure(lambda: step(*args), updates=3)
 later = measured.later[0]
-print(found.temporary, measured.first[0].peak - measured.first[0].baseline, later.how)
+print(found.peak - found.arguments, measured.first[0].peak - measured.first[0].baseline, later.how)
 """
     )
     predicted, first, *how = output.split()

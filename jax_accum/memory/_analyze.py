@@ -113,7 +113,8 @@ def analyze(step: Any, *args: Any, **kwargs: Any) -> Analysis:
     The totals are exact for the backend that compiled the program (`memory_analysis`). How the
     temporary memory divides is an estimate: the accumulator is what the outermost loop carries,
     and the rest is counted as activations. What the process holds beside the arguments (other
-    arrays, compiled code, an allocator's fragmentation) is not in it.
+    arrays, compiled code, an allocator's fragmentation) is not in it, nor is what a kernel allocates
+    for itself, as fused matrix products of a CPU may.
 
     Args:
       step: what `make_train_step` or `jax.jit` returned.
@@ -182,7 +183,7 @@ def compile_and_read(program: Lowered) -> Analysis:
         "aliased": int(memory.alias_size_in_bytes),
         "temporary": int(memory.temp_size_in_bytes),
     }
-    carried = 0 if program.jaxpr is None else _traced.carried_bytes(program.jaxpr.jaxpr)
+    carried = 0 if program.jaxpr is None else _traced.carried_bytes(program.jaxpr)
     return Analysis(
         **totals,
         parts=_parts(totals, _sizes(compiled, program.args), carried),

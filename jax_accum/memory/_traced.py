@@ -53,12 +53,14 @@ def carried_bytes(jaxpr: Any) -> int:
     In a step that accumulates, the gradient accumulators are nearly all of it. 0 without a loop.
     """
     most = 0
-    for equation in jaxpr.eqns:
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         name = equation.primitive.name
         if name == "while":
             carry = equation.params["body_jaxpr"].out_avals
         elif name == "scan":
-            carry = equation.params["jaxpr"].out_avals[: equation.params["num_carry"]]
+            # What is stacked has an axis more outside than in the body; what is carried has not.
+            pairs = zip(equation.params["jaxpr"].out_avals, equation.outvars, strict=True)
+            carry = [inside for inside, out in pairs if inside.shape == out.aval.shape]
         else:
             most = max([most, *(carried_bytes(inner) for inner in _inner(equation))])
             continue
