@@ -6,11 +6,14 @@ is imported until a command needs it, so that ``--help`` is quick.
 
 # No postponed annotations here: typer reads them, and inside a function it could not find its own.
 import contextlib
+import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+
+from jax_accum._record_cli import make_record_app
 
 if TYPE_CHECKING:
     import typer
@@ -101,6 +104,14 @@ def make_app() -> "typer.Typer":
             list[str] | None,
             typer.Option(metavar="NAME...", help="Only these cases (see --list)."),
         ] = None,
+        pair: Annotated[
+            str | None,
+            typer.Option(
+                metavar="MODULE:NAME",
+                help="Check a model of your own: a jax_accum.crosscheck.Pair, or a function that "
+                "returns one. MODULE is importable, or a path that ends in .py.",
+            ),
+        ] = None,
         full: Annotated[
             bool,
             typer.Option(
@@ -139,6 +150,8 @@ def make_app() -> "typer.Typer":
         from jax_accum.crosscheck.errors import InputError
 
         try:
+            if pair is not None:
+                raise typer.Exit(_check_pair(pair, report))
             status = _crosscheck(
                 text=text or [],
                 jsonl=jsonl,
@@ -156,6 +169,11 @@ def make_app() -> "typer.Typer":
             status = _fail(_one_line(str(error)))
         raise typer.Exit(status)
 
+    app.add_typer(make_record_app(), name="record")
+    if importlib.util.find_spec("jax_accum.memory._cli") is not None:
+        app.command("plan")(importlib.import_module("jax_accum.memory._cli").plan)
+    if importlib.util.find_spec("jax_accum.doctor._cli") is not None:
+        importlib.import_module("jax_accum.doctor._cli").add_commands(app)
     return app
 
 
@@ -222,13 +240,7 @@ def _crosscheck(
     if not 0 <= seed < 2**63:
         raise InputError(f"--seed must be from 0 to 2^63 - 1, got {seed}")
     documents, source = corpus.choose(text, jsonl, field)
-    for package, label in (
-        ("torch", "PyTorch"),
-        ("flax", "Flax"),
-        ("rich", "rich"),
-        ("matplotlib", "matplotlib"),
-    ):
-        _need(package, label)
+    _need_packages()
     from jax_accum.crosscheck import report, terminal
 
     if needs_devices(chosen):
@@ -246,6 +258,16 @@ def _crosscheck(
     return terminal.run(documents, source, chosen, updates, seed, fault, folder, command)
 
 
+def _check_pair(target: str, folder: Path) -> int:
+    """Checks a pair of somebody's own models."""
+    _need_packages()
+    from jax_accum.crosscheck import pair_report, report
+
+    pair = pair_report.load(target)
+    report.check_folder(folder)
+    return pair_report.run(pair, folder, ["crosscheck", "--pair", target])
+
+
 def _need_devices() -> None:
     """Two CPU devices: to be said before JAX is used for the first time."""
     import jax
@@ -256,6 +278,16 @@ def _need_devices() -> None:
     with contextlib.suppress(RuntimeError):
         if jax.config.read("jax_num_cpu_devices") < REPLICAS:
             jax.config.update("jax_num_cpu_devices", REPLICAS)
+
+
+def _need_packages() -> None:
+    for package, label in (
+        ("torch", "PyTorch"),
+        ("flax", "Flax"),
+        ("rich", "rich"),
+        ("matplotlib", "matplotlib"),
+    ):
+        _need(package, label)
 
 
 def _need(package: str, label: str) -> None:

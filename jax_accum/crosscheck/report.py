@@ -51,14 +51,15 @@ def write(folder: Path, told: Told) -> Path:
     data = as_data(told)
     pictures = draw_all(told.results)
     for name, content in pictures.items():
-        _replace(folder / name, content)
+        replace_file(folder / name, content)
     text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
-    _replace(folder / JSON_NAME, text.encode())
-    _replace(folder / PAGE_NAME, render(told, data, pictures).encode())
+    replace_file(folder / JSON_NAME, text.encode())
+    replace_file(folder / PAGE_NAME, render(told, data, pictures).encode())
     return folder / PAGE_NAME
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file that is whole or not there: it takes its place in one move."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "wb") as file:

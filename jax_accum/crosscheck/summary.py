@@ -137,7 +137,7 @@ def in_words(finding: Finding) -> str:
 def as_data(told: Told) -> dict[str, Any]:
     """The whole report as JSON-ready data; a number that is not finite becomes its name."""
     run = told.run
-    return _plain(
+    return plain(
         {
             "schema": SCHEMA,
             "verdict": told.verdict,
@@ -208,25 +208,27 @@ def _case_data(result: CaseResult) -> dict[str, Any]:
         "verdict": "equal" if result.equal else "differ",
         "seconds": round(result.seconds, 2),
         "compared": len(result.findings),
-        "first_failure": _finding_data(result.failure) if result.failure else None,
-        "worst": _finding_data(result.worst),
-        "quantities": [_finding_data(finding) for finding in worst_by_quantity(result)],
-        "parameters": [_finding_data(finding) for finding in result.parameters],
+        "first_failure": finding_data(result.failure) if result.failure else None,
+        "worst": finding_data(result.worst),
+        "quantities": [finding_data(finding) for finding in worst_by_quantity(result)],
+        "parameters": [finding_data(finding) for finding in result.parameters],
         "losses": {"JAX": result.jax, "PyTorch": result.torch},
         "tokens": result.tokens,
         "counters": result.counters,
     }
 
 
-def _finding_data(finding: Finding) -> dict[str, Any]:
+def finding_data(finding: Finding) -> dict[str, Any]:
+    """A finding as JSON-ready data."""
     return asdict(finding) | {"ratio": finding.ratio, "passed": finding.passed}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Data in which a number that is not finite has become its name, as JSON wants it."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return str(value)
     return value

@@ -164,11 +164,9 @@ def replica_denominator(loop: Loop, microbatches: Sequence[Any]) -> float:
 def scheduler_per_microbatch(loop: Loop, microbatches: Sequence[Any]) -> float:
     """``scheduler.step()`` stands inside the loop over microbatches."""
     loss, gradient = weighted_mean(loop.terms(microbatches))
-    loop.write(gradient)
-    loop.look()
+    loss = loop.finish(loss, gradient)
     for _ in microbatches[1:]:
         loop.setup.scheduler.step()
-    loop.step()
     return loss
 
 
