@@ -104,7 +104,13 @@ def test_bad_input_is_one_line_and_exit_status_2(invoke, arguments, said):
 
 def test_preflight_prints_its_lines_and_adds_them_to_a_record(invoke, tmp_path):
     path = tmp_path / "record.json"
-    ja.RunRecord(plan=ja.BatchPlan(microbatch_size=2, microbatches=4)).save(path)
+    record = ja.RunRecord(
+        plan=ja.BatchPlan(microbatch_size=2, microbatches=4),
+        normalisation={"loss": "supervised tokens"},
+        optimizer="sgd(0.5)",
+        data="drawn",
+    )
+    record.save(path)
     result = invoke("preflight", "steps_to_examine:faulty", "--record", str(path))
     assert result.exit_code == 1
     assert "FAILED" in result.stdout

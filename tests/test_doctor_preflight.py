@@ -67,7 +67,12 @@ def case_of(seed):
 
 
 def test_a_right_step_passes_every_line_and_the_record_has_them_as_preparation():
-    record = ja.RunRecord(plan=ja.BatchPlan(microbatch_size=p.M, microbatches=p.A))
+    record = ja.RunRecord(
+        plan=ja.BatchPlan(microbatch_size=p.M, microbatches=p.A),
+        normalisation={"loss": "supervised tokens"},
+        optimizer="sgd(0.5)",
+        data="drawn",
+    )
     report = preflight(right, case_of(1), record=record)
     assert report.passed
     assert [line.passed for line in report.lines] == [True] * 6, report

@@ -16,7 +16,7 @@ def replicas(params, batches):
     def replica(batches):
         sums = jax.vmap(p.grad_of_sum, (None, 0))(params, batches)
         tokens = jax.lax.psum(jax.vmap(p.count_tokens)(batches).sum(), "data")
-        total = jax.tree.map(lambda g: jax.lax.psum(g.astype(float).sum(0), "data"), sums)
+        total = jax.tree.map(lambda g: jax.lax.psum(g.astype("float32").sum(0), "data"), sums)
         return p.times(total, 1 / jax.numpy.maximum(tokens, 1))
 
     grads = jax.vmap(replica, axis_name="data")(batches)
