@@ -116,6 +116,18 @@ def require_width(grads: Tree, acc: Tree) -> None:
             )
 
 
+def require_own_width(params: Tree, floor: Any) -> None:
+    """Raises a `ValueError` if a parameter is narrower than its accumulator would be."""
+    for path, p in jax.tree_util.tree_leaves_with_path(params):
+        wanted = jnp.promote_types(p.dtype, floor)
+        if wanted != p.dtype:
+            raise ValueError(
+                f"references=True adds gradients as they come, but params"
+                f"{jax.tree_util.keystr(path)} is {p.dtype} and would be summed in {wanted}. "
+                "Keep the parameters in that dtype and cast inside loss_fn, or leave it out."
+            )
+
+
 def real_dtype(dtype: Any) -> jnp.dtype:
     """The real counterpart of a complex dtype; any other as it is."""
     return jnp.finfo(dtype).dtype

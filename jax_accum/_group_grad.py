@@ -38,6 +38,7 @@ def accumulated_value_and_grad(
     state_reduce: str = "mean",
     param_specs: Tree | None = None,
     gather: str = "group",
+    references: bool = False,
 ) -> Callable[..., tuple[tuple[jax.Array, GroupInfo], Tree]]:
     r"""Like `jax.value_and_grad`, over the microbatches of a group.
 
@@ -91,6 +92,10 @@ def accumulated_value_and_grad(
       param_specs: with `mesh`, a `PartitionSpec` per parameter, or a prefix tree, for
         parameters sharded over the data axes. Gradients are returned sharded alike.
       gather: gather such parameters once per `"group"`, or in every `"microbatch"`.
+      references: add to the accumulators inside the backward pass, with no gradient of a
+        microbatch beside them: most of a tree less memory where the model scans over its
+        layers, nothing where they are unrolled. Only microbatches with a weight are then
+        run. The parameters must be as wide as their accumulators, and `reduce="once"`.
 
     Returns:
       `fn(params, batch, *args, key=None, state=None, loss_scale=None)`, which returns
@@ -127,6 +132,8 @@ def accumulated_value_and_grad(
         raise ValueError("param_specs needs a mesh.")
     if state_reduce not in ("mean", "first"):
         raise ValueError(f"state_reduce must be 'mean' or 'first', got {state_reduce!r}.")
+    if references and reduce != "once":
+        raise ValueError("references=True accumulates locally: it goes with reduce='once' only.")
     floor = accumulator.floor_dtype(accumulator_dtype)
     names = _replicas.axis_names(data_axes if mesh is not None else axis_name)
     replicas = 1 if mesh is None else data_replicas(mesh, names)
@@ -139,6 +146,7 @@ def accumulated_value_and_grad(
         floor=floor,
         narrow=accumulator_dtype is None,
         state_reduce=state_reduce,
+        references=references,
     )
 
     def fn(
@@ -150,6 +158,8 @@ def accumulated_value_and_grad(
         loss_scale: Any = None,
     ) -> tuple[tuple[jax.Array, GroupInfo], Tree]:
         accumulator.require_gradients(params, params, "params", what="params")
+        if references:
+            accumulator.require_own_width(params, floor)
         if has_state == (state is None):
             raise ValueError("has_state=True and the argument state= go together.")
         flags = _split.split_flags(batch, batch_axes)

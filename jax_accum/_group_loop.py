@@ -111,6 +111,7 @@ def accumulate(
     scale: Any,
     floor: Any,
     aux_how: Any,
+    references: bool = False,
 ) -> Sums:
     """Runs the microbatches of one replica forward and backward.
 
@@ -123,6 +124,7 @@ def accumulate(
       scale: loss scale, or `None`.
       floor: the narrowest dtype of an accumulator.
       aux_how: what to do with the auxiliary output, a tree like it.
+      references: add to the accumulators inside the backward pass, in place.
     """
     names = list(weights.each)
     size = weights.counts.size
@@ -152,7 +154,7 @@ def accumulate(
             acc = add(acc, weights.each[name][a] != 0, pull(seed)[0])
         return acc
 
-    def take(a: Any, so_far: Sums, params: Tree, apart: bool) -> Sums:
+    def take(a: Any, so_far: Sums, params: Tree, apart: bool, refs: Tree = None) -> Sums:
         params = layout.gather_in(a, params) if layout.gather_each else params
         totals, pull, (aux, state) = jax.vjp(
             lambda p: forward(p, a, so_far.state), params, has_aux=True
@@ -164,6 +166,9 @@ def accumulate(
         seeds = seeds_at(a, totals)
         if apart:
             acc = each_term(so_far.grads, params, seeds, a, so_far.state)
+        elif refs is not None:
+            pull.with_refs(refs)(seeds)
+            acc = so_far.grads
         else:
             acc = add(so_far.grads, weights.counts[a], pull(seeds)[0])
         aux = _aux.add(aux_how, so_far.aux, aux, a, weights.each[names[0]][a])
@@ -186,9 +191,25 @@ def accumulate(
     def loop(params: Tree, apart: bool) -> Sums:
         if size == 1:
             return take(0, start(params), params, apart)
+        if references and not apart:
+            return in_place(params)
         return jax.lax.fori_loop(
             0, weights.active, lambda a, sums: take(a, sums, params, apart), start(params)
         )
+
+    def in_place(params: Tree) -> Sums:
+        # Nothing can be kept out of a reference afterwards, so that only what counts is run.
+        order = jnp.argsort(~weights.counts, stable=True)
+        empty = start(params)
+        refs = jax.tree.map(jax.new_ref, empty.grads)
+        nothing = jax.tree.map(lambda _: None, refs)
+        sums = jax.lax.fori_loop(
+            0,
+            jnp.sum(weights.counts),
+            lambda i, sums: take(order[i], sums, params, False, refs),
+            empty._replace(grads=nothing),
+        )
+        return sums._replace(grads=jax.tree.map(jax.freeze, refs))
 
     if len(names) == 1:
         return loop(whole, False)

@@ -73,6 +73,7 @@ class Local:
     floor: Any
     narrow: bool
     state_reduce: str
+    references: bool = False
 
     def __call__(
         self,
@@ -116,6 +117,7 @@ class Local:
             scale=loss_scale,
             floor=self.floor,
             aux_how=how,
+            references=self.references,
         )
         terms, seen, grads = sums.terms, weights.own, where.reduce(sums.grads)
         if where.axes:

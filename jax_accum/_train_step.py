@@ -14,6 +14,7 @@ from jax_accum import _accumulator as accumulator
 from jax_accum import _counts
 from jax_accum._compiled_step import CompiledStep
 from jax_accum._group_grad import accumulated_value_and_grad
+from jax_accum._guard import GuardedTransformation
 from jax_accum._loss_scale import find_scales
 from jax_accum._multi_steps import MultiSteps
 
@@ -38,6 +39,7 @@ def make_train_step(
     state_reduce: str = "mean",
     param_specs: Tree | None = None,
     gather: str = "group",
+    references: bool = False,
     tokens_term: str | None = None,
     donate: bool = True,
 ) -> CompiledStep:
@@ -64,6 +66,7 @@ def make_train_step(
       state_reduce: see there.
       param_specs: see there.
       gather: see there.
+      references: see there.
       tokens_term: name of the term whose weight the counter `tokens` adds up; the only one
         if there is one.
       donate: hand the buffers of `params` and `opt_state` on to the results; the caller
@@ -109,6 +112,7 @@ def make_train_step(
         state_reduce=state_reduce,
         param_specs=param_specs,
         gather=gather,
+        references=references,
     )
     apply = _apply_multi_steps if isinstance(tx, MultiSteps) else _apply
 
@@ -181,6 +185,8 @@ def _apply(
     """One update by `tx`; one that does not count itself is kept from groups without weight."""
 
     def run(params: Tree, state: Any) -> tuple[Tree, Any]:
+        if isinstance(tx, GuardedTransformation):  # in place, without a tree of updates
+            return tx.apply(grads, state, params, **extra)
         updates, new = optax.with_extra_args_support(tx).update(grads, state, params, **extra)
         new = jax.tree.map(accumulator.as_dtype_of, new, state)
         return optax.apply_updates(params, updates), new
