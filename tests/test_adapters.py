@@ -32,17 +32,26 @@ def task():
     return module
 
 
+@pytest.fixture(scope="module")
+def reports():
+    """What the scripts reported, by name: each runs once."""
+    return {}
+
+
 @pytest.fixture
-def run_adapter(run_python):
+def run_adapter(run_python, reports):
     """Runs a script; returns the matrices that it reported, and the rest of its report."""
 
     def run(name):
+        if name in reports:
+            return reports[name]
         if name in NEEDS and importlib.util.find_spec(NEEDS[name].partition(".")[0]) is None:
             pytest.skip(f"{NEEDS[name]} is not installed")
         output = run_python(ADAPTERS / f"{name}.py", timeout=150)
         (line,) = [line for line in output.splitlines() if line.startswith("{")]
         report = json.loads(line)
-        return [np.asarray(x, np.float32) for x in report.pop("matrices")], report
+        matrices = [np.asarray(x, np.float32) for x in report.pop("matrices")]
+        return reports.setdefault(name, (matrices, report))
 
     return run
 
@@ -146,7 +155,8 @@ def test_lbfgs_searches_along_the_loss_of_the_whole_group(task, run_adapter):
         params, state, value = update(params, state)
         # A line search chooses among steps by comparisons, and amplifies rounding.
         assert accumulated == pytest.approx(float(value), rel=1e-4)
-    assert report["losses"][-1] < report["losses"][0] / 2
+    falling = sorted(set(report["losses"]), reverse=True)
+    assert falling == report["losses"]
 
 
 @pytest.mark.parametrize("path", sorted(ADAPTERS.glob("*.py")), ids=lambda path: path.stem)
