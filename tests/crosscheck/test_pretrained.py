@@ -46,10 +46,8 @@ def test_a_mean_of_means_on_pretrained_weights_is_told(run_python):
     assert "a mean of means" in str(failed.value)
 
 
-def test_a_pretrained_sentence_encoder_has_the_same_gradient_and_needs_less_memory(run_python):
+def test_a_pretrained_sentence_encoder_has_the_same_gradient_in_both_frameworks(run_python):
     output = run_python(
         EXAMPLES / "sentences.py", "--layers", "1", "--updates", "1", "--compare", timeout=SECONDS
     )
     assert "JAX and PyTorch within four times the rounding of each" in output
-    whole, divided = map(int, re.findall(r"microbatches of \d+: (\d+) MiB", output))
-    assert divided < whole
