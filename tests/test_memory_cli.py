@@ -87,6 +87,16 @@ BAD = {
 }
 
 
+def test_a_picture_without_matplotlib_is_refused_before_anything_is_compiled(command, monkeypatch):
+    find = _cli.importlib.util.find_spec
+    monkeypatch.setattr(
+        _cli.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
+    )
+    result = command(*OF_OWN, "--budget", "1GiB", "--plot", "peaks.png")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("jax-accum: --plot needs matplotlib")
+
+
 @pytest.mark.parametrize(("message", "arguments"), BAD.items(), ids=BAD)
 def test_bad_input_is_one_line_and_status_2(command, message, arguments):
     result = command(*arguments)

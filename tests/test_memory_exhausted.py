@@ -63,7 +63,7 @@ def test_a_step_that_really_runs_out_falls_back_to_the_update_of_the_smaller_siz
 
 
 TWO = """
-import json, sys
+import json, os, sys
 import jax
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 rank, port, fault = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -98,7 +98,21 @@ def rehearsal(needs):
 plan = ja.BatchPlan(microbatch_size=8, microbatches=1, replicas=2)
 own = np.random.default_rng(rank).standard_normal((8, 3)).astype(np.float32)
 batch = place(own, P("data"))
-step = ja.memory.fitting_step(make, plan, rehearsal=rehearsal, timeout=60)
+timeout = 60
+if fault == "late":
+    # The rehearsal goes well, and then one process cannot start after all.
+    timeout, rehearsal, real = 15, ja.memory.rehearse, make
+    class Late:
+        def __init__(self, step):
+            self.trace, self.lower = step.trace, step.lower
+
+        def __call__(self, *args):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    def make(plan):
+        return Late(real(plan)) if rank == 1 else real(plan)
+
+step = ja.memory.fitting_step(make, plan, rehearsal=rehearsal, timeout=timeout)
 try:
     w, state = start()
     for _ in range(3):
@@ -113,7 +127,9 @@ try:
         "bitwise": all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs),
     }))
 except Exception as error:
-    print(json.dumps({"error": type(error).__name__, "said": str(error)}))
+    print(json.dumps({"error": type(error).__name__, "said": str(error)}), flush=True)
+    if fault == "late":
+        os._exit(0)  # as a process that ends of an error would
 jax.distributed.shutdown()
 """
 
@@ -142,6 +158,13 @@ def test_when_one_of_two_processes_cannot_both_take_the_smaller_size(run_python)
         assert own["counts"]["updates"] == 3
         assert own["counts"]["microbatches"] == 3 * 2 * 4
     assert found[0]["w"] == found[1]["w"]
+
+
+def test_when_one_runs_out_after_the_other_has_begun_both_end_with_an_error(run_python):
+    found = run_two(run_python, "late")
+    assert found[1]["error"] == "TimeoutError"
+    assert "here is 'exhausted'. It may wait in a collective" in found[1]["said"]
+    assert found[0]["error"] in ("JaxRuntimeError", "TimeoutError")
 
 
 def test_when_one_of_two_processes_fails_otherwise_both_say_so(run_python):

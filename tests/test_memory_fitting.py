@@ -206,6 +206,27 @@ def test_a_grouped_batch_is_cut_as_the_groups_of_the_smaller_size_are(replicas):
     assert same(on_device, grouped(smaller))
 
 
+def test_grouped_batches_are_cut_anew_whenever_the_size_changes():
+    plan = PLAN.with_microbatch_size(4)
+    grouped_step = ja.make_train_step(loss_fn, TX, None)
+
+    def make(plan):
+        def step(params, opt_state, batch, **kwargs):
+            assert batch["x"].shape == (plan.microbatches, plan.microbatch_size)
+            if plan.microbatch_size == 4:
+                raise MemoryError
+            return grouped_step(params, opt_state, batch, **kwargs)
+
+        return step
+
+    w, state, batch = problem()
+    batch = jax.tree.map(lambda x: x.reshape(2, 4), batch)
+    step = fitting_step(make, plan, grouped=True)
+    for seed in (3, 4):
+        w, state, _ = step(w, state, batch, key=jax.random.key(seed))
+    assert same((w, state), started_with(2, (3, 4)))
+
+
 def test_a_batch_that_is_not_grouped_as_said_is_refused():
     with pytest.raises(ValueError, match=r"shape \(8,\), but grouped=True wants"):
         regroup(jnp.zeros(8), PLAN, PLAN.with_microbatch_size(2))

@@ -112,9 +112,9 @@ def analyze(step: Any, *args: Any, **kwargs: Any) -> Analysis:
 
     The totals are exact for the backend that compiled the program (`memory_analysis`). How the
     temporary memory divides is an estimate: the accumulator is what the outermost loop carries,
-    and the rest is counted as activations. What the process holds beside the arguments (other
-    arrays, compiled code, an allocator's fragmentation) is not in it, nor is what a kernel allocates
-    for itself, as fused matrix products of a CPU may.
+    and the rest is counted as activations. Not in it: what else the process holds (other arrays,
+    compiled code, an allocator's fragmentation), and what a kernel allocates for itself, as fused
+    matrix products of a CPU may.
 
     Args:
       step: what `make_train_step` or `jax.jit` returned.

@@ -53,6 +53,8 @@ def plan(
         limit = as_bytes(budget)
         maker = _own(make) if make is not None else _preset(preset, start)
         title = make if make is not None else f"{preset}, {examples} examples per update"
+        if plot is not None and importlib.util.find_spec("matplotlib") is None:
+            raise ValueError("--plot needs matplotlib: pip install 'jax-accum[crosscheck]'")
         if plot is not None and (not plot.parent.is_dir() or plot.is_dir()):
             raise ValueError(f"--plot: {plot} cannot be written: no such folder, or a folder.")
     except (ValueError, ImportError, AttributeError) as error:

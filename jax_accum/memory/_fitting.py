@@ -132,7 +132,12 @@ class FittingStep:
         except Exception as caught:
             error, status = caught, EXHAUSTED if is_exhausted(caught) else FAILED
         if agreeing:
-            others = self._processes.agree(status)
+            try:
+                others = self._processes.agree(status)
+            except TimeoutError:
+                if status == FAILED and error is not None:
+                    raise error from None  # the cause, and not that others are gone
+                raise
             if EXHAUSTED in others:
                 where = others.index(EXHAUSTED)
                 return None, error or MemoryError(f"memory ran out in process {where}")
