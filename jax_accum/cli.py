@@ -8,6 +8,7 @@ is imported until a command needs it, so that ``--help`` is quick.
 import contextlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -274,9 +275,11 @@ def _need_devices() -> None:
 
     from jax_accum.crosscheck.matrix import REPLICAS
 
-    # Where JAX runs already, or was told a number, a case that lacks devices says so itself.
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    # Where JAX runs already, a case that lacks devices says so itself.
     with contextlib.suppress(RuntimeError):
-        if jax.config.read("jax_num_cpu_devices") < REPLICAS:
+        if getattr(jax.config, "jax_num_cpu_devices", 0) < REPLICAS:
             jax.config.update("jax_num_cpu_devices", REPLICAS)
 
 

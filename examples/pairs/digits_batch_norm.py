@@ -64,7 +64,9 @@ def make(training):
     images = (digits.images / 16)[..., None]
 
     def jax_loss(params, batch):
-        variables = {"params": params, "batch_stats": {"norm": statistics}}
+        # In the dtype of the run: float32 statistics would make float64 results float32 ones.
+        own = {name: array.astype(batch["image"].dtype) for name, array in statistics.items()}
+        variables = {"params": params, "batch_stats": {"norm": own}}
         if training:
             logits, _ = model.apply(variables, batch["image"], mutable=["batch_stats"])
         else:

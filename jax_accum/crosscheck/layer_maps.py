@@ -98,7 +98,9 @@ def attention(
     """Multi-head attention onto `torch.nn.MultiheadAttention`, or onto four linear layers.
 
     Flax keeps ``[C, H, D]`` for each projection and ``[H, D, C]`` for the output, PyTorch one
-    ``in_proj_weight [3 C, C]`` of query, key and value below each other.
+    ``in_proj_weight [3 C, C]`` of query, key and value below each other. NNX hands over to
+    `jax.nn.dot_product_attention`, which computes in float32 even in 64-bit mode: give it an
+    ``attention_fn`` of your own for a float64 comparison.
 
     Args:
       jax: path of the layer.

@@ -91,8 +91,7 @@ def run(pair: Pair, folder: Path, command: Sequence[str]) -> int:
     text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
     replace_file(folder / JSON_NAME, text.encode())
     color = {"equal": "green", "differ": "red"}.get(result.verdict, "yellow")
-    line = f"{result.verdict.capitalize()}. {result.sentence}"
-    console.print(f"[bold {color}]{escape(line)}[/bold {color}]", soft_wrap=True)
+    console.print(f"[bold {color}]{escape(result.sentence)}[/bold {color}]", soft_wrap=True)
     console.print(f"Report: {escape(str(folder / JSON_NAME))}", soft_wrap=True)
     return status if status is not None else EQUAL if result.equal else DIFFER
 

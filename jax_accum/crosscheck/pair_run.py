@@ -28,7 +28,7 @@ from torch_ref.losses import Weighted
 from torch_ref.train import Counts, update
 from torch_ref.undivided import undivided
 
-DIFFERENT_MODELS = "the models differ, accumulation was not tried"
+DIFFERENT_MODELS = "The models differ, accumulation was not tried"
 
 
 @dataclass
@@ -37,7 +37,8 @@ class PairResult:
 
     Args:
       pair: the pair.
-      verdict: ``equal``, ``differ``, ``models differ`` or ``not comparable``.
+      verdict: ``equal``, ``differ``, ``models differ``, ``not finite`` (before anything was
+        accumulated) or ``not comparable``.
       sentence: the verdict in words, with the first difference.
       findings: by case name, every quantity that was compared.
     """
@@ -71,10 +72,13 @@ def check_pair(
         return PairResult(
             pair,
             "not comparable",
-            f"{batch_norm} is a batch norm in training mode: what it computes depends on how a "
-            "batch is cut, so that no accumulation gives the gradient of the undivided batch. "
+            f"Not comparable: {batch_norm} is a batch norm in training mode. What it computes "
+            "depends on how a batch is cut: no accumulation gives the gradient of the whole. "
             "Compare in eval mode, or use a norm over features (LayerNorm, GroupNorm).",
         )
+    problem = run.not_finite()
+    if problem is not None:
+        return PairResult(pair, "not finite", f"Accumulation was not tried: {problem}.")
     problem = run.models_differ()
     if problem is not None:
         return PairResult(pair, "models differ", f"{DIFFERENT_MODELS}: {problem}.")
@@ -84,7 +88,8 @@ def check_pair(
         result.findings[case.name] = findings
         done(case, findings)
         if problem is not None and result.equal:
-            result.verdict, result.sentence = "differ", f"{case.name}: {problem}."
+            result.verdict = "differ"
+            result.sentence = f"JAX and PyTorch differ, first in {case.name}: {problem}."
     if result.equal:
         top = max(worst(found).ratio for found in result.findings.values())
         result.sentence = (
@@ -119,15 +124,16 @@ class _PairRun:
                 return name or type(module).__name__
         return None
 
+    def not_finite(self) -> str | None:
+        """Where an undivided float64 run is not finite, in words."""
+        (_, ours), (_, theirs) = self.references(self.pair.optimizers[0])
+        return first_nonfinite(ours, "JAX") or first_nonfinite(theirs, "PyTorch")
+
     def models_differ(self) -> str | None:
         """The first difference between the undivided float64 runs, in words."""
         from jax_accum.crosscheck.summary import in_words
 
         ours, theirs = (References(*runs) for runs in self.references(self.pair.optimizers[0]))
-        for side, refs in (("JAX", ours), ("PyTorch", theirs)):
-            problem = first_nonfinite(refs.float64, side)
-            if problem is not None:
-                return problem
         findings = judge("float64", ours.float64, theirs.float64, ours, theirs, {})
         failure = first_failure([f for f in findings if f.side == "JAX vs PyTorch"])
         if failure is None:
