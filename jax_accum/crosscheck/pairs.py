@@ -148,7 +148,7 @@ def pair_cases(pair: Pair) -> list[PairCase]:
     ]
 
 
-def examples_in(batch: Mapping[str, Any], number: int) -> int:
+def examples_in(batch: Any, number: int) -> int:
     """The examples of a batch.
 
     Raises:

@@ -104,10 +104,8 @@ def attention(library):
         shapes, run = on_linen(layer, X)
         return (shapes, run), theirs, attend(theirs), X
     if library == "nnx":
-        wide = {
-            "dtype": jnp.float64,
-            "param_dtype": jnp.float64,
-        }  # NNX computes some layers in the dtype of their making
+        # NNX hands over to jax.nn.dot_product_attention, which computes in float32.
+        wide = {"dtype": jnp.float64, "attention_fn": plain_attention}
         made = on_nnx(lambda rngs: nnx.MultiHeadAttention(H, C, decode=False, **wide, rngs=rngs))
         return made, theirs, attend(theirs), X
     biases = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
