@@ -239,9 +239,9 @@ def coefficients(judge: Judge, run: Run, place: int) -> list[float]:
 
 def tolerance_of(judge: Judge, run: Run, quantity: str = "change") -> float:
     """The largest relative tolerance in a run, rounding of the parameters included."""
-    worst = 0.0
     if quantity != "change":
         return max(tolerances.get(quantity, judge.noise) for tolerances in judge.tolerances(run))
+    worst = 0.0
     for tolerances, start, seen in zip(judge.tolerances(run), run.starts, run.seen, strict=True):
         size = float(np.linalg.norm(seen.change))
         base = 0.0 if run.gradient_only else float(np.linalg.norm(start))
