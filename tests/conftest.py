@@ -20,6 +20,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
+# Run in processes of their own, by `run_python`; importing them would already run them.
+collect_ignore = ["programs"]
+
 # The first example of a property compiles, so that a deadline for each would tell nothing. The
 # examples are the same in every run: a change that fails does so for everybody.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None)
