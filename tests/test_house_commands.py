@@ -253,6 +253,7 @@ def test_make_alone_lists_every_command(house):
     assert {line.split()[1] for line in listed} == {
         *("help", "venv", "crosscheck", "test", "test-jax", "lint", "format", "bench", "docs"),
         "clean",
+        "pretrained",
     }
 
 
