@@ -24,6 +24,7 @@ NARROW_ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-11}
 SCALAR_ULPS = 4.0
 FLOAT64_AGREEMENT = 1e-12
 SMALL_PARAMETER = 2.0**-10
+PARAMETER_FACTOR = 4.0
 
 UNDIVIDED = "JAX vs PyTorch, undivided float64"
 
@@ -60,6 +61,12 @@ TOLERANCES: dict[str, tuple[float, str]] = {
         "a parameter whose gradient is less than this share of the tree's, such as the bias of "
         "the attention keys, whose gradient is 0 in exact arithmetic, holds little but rounding "
         "of larger numbers: it is measured against this share of the tree's norm",
+    ),
+    "PARAMETER_FACTOR": (
+        PARAMETER_FACTOR,
+        "for models of your own: the claim is of the whole gradient, and one parameter of a few "
+        "entries, such as the shift of a norm, is summed up over all positions in an order that "
+        "changes with the rows; it gets this much more room, and mistakes are off by far more",
     ),
 }
 
