@@ -156,6 +156,7 @@ def accumulate(
 
     def take(a: Any, so_far: Sums, params: Tree, apart: bool, refs: Tree = None) -> Sums:
         params = layout.gather_in(a, params) if layout.gather_each else params
+        pull: Any
         totals, pull, (aux, state) = jax.vjp(
             lambda p: forward(p, a, so_far.state), params, has_aux=True
         )

@@ -78,7 +78,7 @@ def weights_only(
 
     closed, shapes = jax.make_jaxpr(weights, return_shape=True)(params, *example)
     whole = _without_effects(_without_custom_vjp(closed.jaxpr))
-    names = jax.tree.structure(shapes)
+    names: Any = jax.tree.structure(shapes)
     n_params = len(jax.tree.leaves(params))
     for position, name in enumerate(sorted(shapes)):
         wanted = [i == position for i in range(names.num_leaves)]
