@@ -37,6 +37,7 @@ def render(told: Told, data: Mapping[str, Any], pictures: Mapping[str, bytes]) -
         "</section>",
         _what_was_done(told),
         _cases(told),
+        _reductions(told),
     ]
     for name, image in pictures.items():
         parts.append(_picture(name, image))
@@ -100,6 +101,31 @@ def _cases(told: Told) -> str:
     where = "Where; if it differs, what left its tolerance first"
     head = _head("Case", "Verdict", "#Quantities compared", "#Worst ÷ allowed", where)
     return f"<section><h2>Cases</h2>{_table(head, rows)}</section>"
+
+
+def _reductions(told: Told) -> str:
+    """How often the PyTorch processes exchanged a gradient, by the count of DDP's own hook."""
+    name = "gradient reductions"
+    rows = []
+    for result in told.results:
+        counts = result.counters.get("PyTorch", {})
+        if name not in counts:
+            continue
+        # An update that overflowed was reduced as well; a group without any label was not.
+        made = counts["attempts"] - counts["skipped_empty"]
+        rows.append(
+            f"<tr><td><code>{escape(result.case.name)}</code></td>"
+            f'<td class="number">{counts["microbatches"]}</td><td class="number">{made}</td>'
+            f'<td class="number">{counts[name]}</td></tr>'
+        )
+    if not rows:
+        return ""
+    head = _head("Case", "#Microbatches", "#Groups with labels", "#Reductions")
+    return (
+        "<section><h2>PyTorch in two processes</h2><p>Replicas exchange their gradient once per "
+        "group, however many microbatches it has: with groups and reductions the same, one per "
+        f"update.</p>{_table(head, rows)}</section>"
+    )
 
 
 def _picture(name: str, image: bytes) -> str:

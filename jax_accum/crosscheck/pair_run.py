@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import jax_accum as ja
+from jax_accum.crosscheck import pair_ways
 from jax_accum.crosscheck.compare import (
     PARAMETER_FACTOR,
     UNDIVIDED,
@@ -23,7 +24,7 @@ from jax_accum.crosscheck.compare import (
     judge,
     worst,
 )
-from jax_accum.crosscheck.full_jax import Recipe, terms_of, whole_gradient
+from jax_accum.crosscheck.full_jax import Recipe, whole_gradient
 from jax_accum.crosscheck.full_torch import make_optimizer
 from jax_accum.crosscheck.jax_side import apply_inner, tapped
 from jax_accum.crosscheck.maps import Arrays
@@ -197,7 +198,9 @@ class _PairRun:
             params = self.start(dtype)
             state = recipe.inner().init(params)
             for batch in self.pair.batches:
-                loss, gradient = whole_gradient(recipe)(params, _arrays(batch, dtype), 1.0)
+                loss, gradient = whole_gradient(recipe)(
+                    params, pair_ways.arrays_of(batch, dtype), 1.0
+                )
                 params, state = apply_inner(recipe)(params, state, gradient)
                 found = named_arrays(gradient)
                 trace.add(float(loss), tree_norm(found), found, named_arrays(params))
@@ -208,10 +211,10 @@ class _PairRun:
         recipe, trace = self.recipe(case.optimizer), Trace()
         with jax.enable_x64(case.dtype == "float64"):
             params = self.start(case.dtype)
-            update = _across if case.way == "across" else _in_one
+            update = pair_ways.across if case.way == "across" else pair_ways.in_one
             state: Any = None
             for batch in self.pair.batches:
-                arrays = _arrays(batch, case.dtype)
+                arrays = pair_ways.arrays_of(batch, case.dtype)
                 params, state, loss = update(recipe, case.microbatches, params, state, arrays)
                 found = named_arrays(tapped(state))
                 trace.add(loss, tree_norm(found), found, named_arrays(params))
@@ -248,7 +251,7 @@ class _PairRun:
             found = undivided(
                 module,
                 self.torch_loss,
-                _tensors(batch, dtype),
+                pair_ways.tensors_of(batch, dtype),
                 coefficients=self.coefficients,
                 dtype=None,
             )
@@ -270,7 +273,7 @@ class _PairRun:
         optimizer, scheduler, clip_norm = make_optimizer(module, case.optimizer)
         options = {"coefficients": self.coefficients}
         for batch in self.pair.batches:
-            tensors = _tensors(batch, case.dtype)
+            tensors = pair_ways.tensors_of(batch, case.dtype)
             size = len(next(iter(tensors.values()))) // case.microbatches
             cut = [
                 {name: tensor[i * size : (i + 1) * size] for name, tensor in tensors.items()}
@@ -315,77 +318,3 @@ def first_nonfinite(trace: Trace, side: str) -> str | None:
             if not np.isfinite(array).all():
                 return f"{path} after update {number} ({side}) is not finite"
     return None
-
-
-def _across(
-    recipe: Recipe, microbatches: int, params: Any, state: Any, batch: Mapping[str, Any]
-) -> tuple[Any, Any, float]:
-    """`ja.MultiSteps`, a call per microbatch."""
-    opt, call = _call(recipe, microbatches)
-    state = opt.init(params) if state is None else state
-    size = len(next(iter(batch.values()))) // microbatches
-    total = weight = 0.0
-    for i in range(microbatches):
-        part = {name: array[i * size : (i + 1) * size] for name, array in batch.items()}
-        params, state, term = call(params, state, part, size)
-        total, weight = total + float(term.total), weight + float(term.weight)
-    return params, state, total / weight if weight else 0.0
-
-
-@functools.cache
-def _call(recipe: Recipe, microbatches: int) -> tuple[ja.MultiSteps, Callable[..., Any]]:
-    opt = ja.MultiSteps(recipe.inner(), microbatches)
-
-    @jax.jit
-    def call(params: Any, state: Any, batch: Any, examples: Any) -> Any:
-        def mean(params: Any) -> tuple[Any, Any]:
-            terms = terms_of(recipe.loss(params, batch))
-            if len(terms) > 1:
-                raise ValueError(
-                    f"the loss has the terms {list(terms)}, and one weight per call cannot carry "
-                    "their denominators: give ways=('inone',)"
-                )
-            (term,) = terms.values()
-            return ja.Weighted(*term).mean, term
-
-        gradient, term = jax.grad(mean, has_aux=True)(params)
-        params, state = opt.apply(gradient, state, params, weight=term.weight, examples=examples)
-        return params, state, term
-
-    return opt, call
-
-
-def _in_one(
-    recipe: Recipe, microbatches: int, params: Any, state: Any, batch: Mapping[str, Any]
-) -> tuple[Any, Any, float]:
-    """`ja.make_train_step`, a call per update."""
-    state = ja.guard(recipe.inner()).init(params) if state is None else state
-    examples = len(next(iter(batch.values())))
-    params, state, metrics = _step(recipe, microbatches)(params, state, batch, examples=examples)
-    return params, state, float(metrics["loss"])
-
-
-@functools.cache
-def _step(recipe: Recipe, microbatches: int) -> Callable[..., Any]:
-    return ja.make_train_step(
-        recipe.loss,
-        ja.guard(recipe.inner()),
-        microbatches,
-        coefficients=dict(recipe.coefficients) or None,
-        donate=False,
-    )
-
-
-def _arrays(batch: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    return {name: jnp.asarray(_cast(array, dtype)) for name, array in batch.items()}
-
-
-def _tensors(batch: Mapping[str, Any], dtype: str) -> dict[str, torch.Tensor]:
-    made = {n: torch.from_numpy(np.ascontiguousarray(_cast(a, dtype))) for n, a in batch.items()}
-    integers = (torch.int8, torch.uint8, torch.int16, torch.int32)
-    return {n: t.long() if t.dtype in integers else t for n, t in made.items()}
-
-
-def _cast(array: Any, dtype: str) -> np.ndarray:
-    array = np.asarray(array)
-    return array.astype(dtype) if np.issubdtype(array.dtype, np.floating) else array

@@ -13,6 +13,7 @@ from jax_accum.crosscheck.run import CaseResult
 JAX, TORCH, ALLOWED, EQUAL, DIFFER = "#1f5fa8", "#d9651a", "#6b6b6b", "#2e7d4f", "#b3261e"
 # Differences of exactly 0 have no place on a logarithmic axis; they are drawn here.
 SMALLEST = 1e-17
+COLUMNS = 8
 
 
 def draw_all(results: Sequence[CaseResult]) -> dict[str, bytes]:
@@ -21,7 +22,7 @@ def draw_all(results: Sequence[CaseResult]) -> dict[str, bytes]:
         return {}
     figures = {
         "cases.png": draw_cases(results),
-        "losses.png": draw_losses(representatives(results)),
+        "losses.png": draw_losses(representatives(results)[:COLUMNS]),
         "parameters.png": draw_parameters(representatives(results, by=("dtype",))),
     }
     return {name: _png(figure) for name, figure in figures.items()}
@@ -67,15 +68,16 @@ def draw_losses(results: Sequence[CaseResult]) -> Figure:
     for column, result in enumerate(results):
         top, bottom = grid[0][column], grid[1][column]
         jax, torch = result.jax.get("accumulated", []), result.torch.get("accumulated", [])
+        found = [f for f in result.findings if f.quantity == "loss" and f.side == "JAX vs PyTorch"]
+        made = [f.update for f in found]  # the loss of a skip is not compared
         updates = range(1, len(jax) + 1)
-        top.plot(updates, jax, color=JAX, linewidth=2, label="JAX")
+        jax, torch = [jax[i - 1] for i in made], [torch[i - 1] for i in made]
+        top.plot(made, jax, color=JAX, linewidth=2, label="JAX")
         top.plot(
-            updates, torch, "o", color=TORCH, markersize=7, markerfacecolor="none", label="PyTorch"
+            made, torch, "o", color=TORCH, markersize=7, markerfacecolor="none", label="PyTorch"
         )
         top.set_title(result.case.name, fontsize=8.5)
-        found = [f for f in result.findings if f.quantity == "loss" and f.side == "JAX vs PyTorch"]
         apart = [max(f.error, SMALLEST) for f in found]
-        made = [f.update for f in found]  # a skip is no update
         bottom.plot(made, apart, "o-", color="black", markersize=4, label="difference")
         bottom.plot(
             made,
@@ -86,7 +88,7 @@ def draw_losses(results: Sequence[CaseResult]) -> Figure:
         )
         bottom.set_yscale("log")
         bottom.set_xlabel("update")
-        bottom.set_xticks(list(updates)[:: max(1, len(jax) // 6)])
+        bottom.set_xticks(list(updates)[:: max(1, len(updates) // 6)])
         _plain(top)
         _plain(bottom)
     grid[0][0].set_ylabel("loss (nats per token)")
@@ -99,7 +101,8 @@ def draw_losses(results: Sequence[CaseResult]) -> Figure:
 def draw_parameters(results: Sequence[CaseResult]) -> Figure:
     """How far the first gradients of JAX and PyTorch are apart, parameter by parameter."""
     rows = max(len(result.parameters) for result in results)
-    figure = Figure(figsize=(8.4, 1.3 + 0.2 * rows), layout="constrained")
+    width = max(8.4, 3.1 * len(results))
+    figure = Figure(figsize=(width, 1.3 + 0.2 * rows), layout="constrained")
     grid = figure.subplots(1, len(results), squeeze=False)[0]
     shown: list[str] = []
     for axes, result in zip(grid, results, strict=True):
@@ -112,8 +115,8 @@ def draw_parameters(results: Sequence[CaseResult]) -> Figure:
             worst = max(places, key=lambda i: found[i].ratio)
             axes.plot(apart[worst], worst, "o", color=DIFFER, markersize=6)
         axes.set_xscale("log")
-        axes.set_title(result.case.name, fontsize=9)
-        axes.set_xlabel("relative difference of the gradient")
+        axes.set_title(result.case.name, fontsize=8)
+        axes.set_xlabel("relative difference of the gradient", fontsize=8)
         names = [f.parameter or "" for f in found]
         # The models of the two matrices differ; a column like the one before it needs no names.
         axes.set_yticks(places, names if names != shown else [""] * len(names), fontsize=7)

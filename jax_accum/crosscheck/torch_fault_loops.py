@@ -15,7 +15,8 @@ from torch import Tensor
 
 from jax_accum.crosscheck import recipe as numbers
 from jax_accum.crosscheck.full_data import RowGroup
-from jax_accum.crosscheck.full_torch import Setup, weights_one
+from jax_accum.crosscheck.full_torch import Setup
+from jax_accum.crosscheck.full_torch_model import weights_one
 from jax_accum.crosscheck.maps import Arrays
 from jax_accum.crosscheck.matrix import FullCase
 from jax_accum.crosscheck.trace import COUNTERS, Trace
