@@ -102,7 +102,7 @@ def test_an_init_that_raises_is_named_as_such():
         ({"examine": ["raged"]}, ValueError, r"examine names \['raged'\]"),
         ({"microbatch_size": 20}, ValueError, "give more examples, or smaller microbatches"),
     ],
-    ids=lambda x: str(x)[:40] if isinstance(x, dict) else None,
+    ids=lambda x: " and ".join(x) if isinstance(x, dict) else None,
 )
 def test_a_case_that_makes_no_sense_is_refused_with_the_argument_named(changes, error, said):
     with pytest.raises(error, match=said):
