@@ -43,7 +43,8 @@ class Transformer:
                 "out": matrix(c, c),
                 "up": matrix(c, 4 * c),
                 "down": matrix(4 * c, c),
-                "norms": jnp.ones((2, c), dtype),
+                "norm1": jnp.ones(c, dtype),
+                "norm2": jnp.ones(c, dtype),
             }
             for _ in range(self.layers)
         ]
@@ -55,8 +56,8 @@ class Transformer:
         }
 
     def logits(self, params: Tree, tokens_BxT: jax.Array) -> jax.Array:
-        """`[B, T, V]`."""
-        x_BxTxC = params["tokens"][tokens_BxT] + params["positions"][: tokens_BxT.shape[1]]
+        """`[B, T, V]`, of rows of the full length."""
+        x_BxTxC = params["tokens"][tokens_BxT] + params["positions"]
         layer = jax.checkpoint(self._layer) if self.checkpointed else self._layer
         if self.scanned:
             x_BxTxC, _ = jax.lax.scan(lambda x, p: (layer(x, p), None), x_BxTxC, params["layers"])
@@ -67,11 +68,11 @@ class Transformer:
 
     def _layer(self, x_BxTxC: jax.Array, p: Tree) -> jax.Array:
         b, t, c = x_BxTxC.shape
-        qkv = (_norm(x_BxTxC, p["norms"][0]) @ p["qkv"]).reshape(b, t, 3, self.heads, -1)
+        qkv = (_norm(x_BxTxC, p["norm1"]) @ p["qkv"]).reshape(b, t, 3, self.heads, -1)
         q_BxTxNxH, k_BxTxNxH, v_BxTxNxH = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         mixed = jax.nn.dot_product_attention(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, is_causal=True)
         x_BxTxC = x_BxTxC + mixed.reshape(b, t, c) @ p["out"]
-        hidden = jax.nn.gelu(_norm(x_BxTxC, p["norms"][1]) @ p["up"])
+        hidden = jax.nn.gelu(_norm(x_BxTxC, p["norm2"]) @ p["up"])
         return x_BxTxC + hidden @ p["down"]
 
     def loss(self, params: Tree, batch: Tree) -> ja.Weighted:

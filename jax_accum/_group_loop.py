@@ -168,7 +168,7 @@ def accumulate(
         if apart:
             acc = each_term(so_far.grads, params, seeds, a, so_far.state)
         elif refs is not None:
-            pull.with_refs(refs)(seeds)
+            _pull_into(pull, refs, seeds)
             acc = so_far.grads
         else:
             acc = add(so_far.grads, weights.counts[a], pull(seeds)[0])
@@ -217,6 +217,23 @@ def accumulate(
     # One backward pass serves all terms, unless some term weighs nothing where others
     # do: its gradient may then hold NaN, which only a pass of its own keeps out.
     return jax.lax.cond(weights.mixed, lambda p: loop(p, True), lambda p: loop(p, False), whole)
+
+
+def _pull_into(pull: Any, refs: Tree, seeds: Scalars) -> None:
+    """Adds the gradient to the references.
+
+    Raises:
+      TypeError: JAX has no rule for it (0.10: a parameter that is sliced with fixed bounds).
+    """
+    try:
+        pull.with_refs(refs)(seeds)
+    except TypeError as error:
+        raise TypeError(
+            "references=True: this version of JAX cannot add to a reference through some operation "
+            "of loss_fn, most likely a parameter sliced directly, as in params['x'][:n] or "
+            "params['x'][0]. Split that parameter, use jax.lax.dynamic_slice_in_dim, or leave "
+            "references out."
+        ) from error
 
 
 def _kept(counts: jax.Array, floor: Any, grad: jax.Array) -> jax.Array:

@@ -37,11 +37,12 @@ def test_one_reduction_per_update_and_the_flops_and_memory_of_a_scan(run_python,
         with subtests.test("the fault is seen: a reshape across devices", A=a):
             kinds = {c["kind"] for c in gradients(programs["reshaped"])}
             assert "all-gather" in kinds
-            assert programs["reshaped"]["flops"] * int(a) / share > DEVICES - 1
+            assert programs["reshaped"]["flops"] * int(a) / share > min(DEVICES, int(a)) - 0.5
         with subtests.test("memory: that of a scan by hand", A=a):
             by_hand = programs["wide, by hand"]["temporary"]
-            # What differs is the room of activations of one microbatch, not a tree: 0.05 P.
-            assert programs["wide"]["temporary"] <= by_hand + 0.05 * found["wide"]
+            # What differs is the room of the activations of one microbatch, and not a tree.
+            assert found["activations"] < 0.1 * found["wide"]
+            assert programs["wide"]["temporary"] <= by_hand + found["activations"]
 
 
 def test_collectives_are_counted_through_calls_and_in_halves():

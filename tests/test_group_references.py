@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jax_accum as ja
+from jax_accum import _group_loop
 
 LAYERS, WIDTH, ROWS, CLASSES = 8, 64, 16, 16
 
@@ -123,6 +124,18 @@ def test_narrow_parameters_are_refused_by_name():
     params["head"] = params["head"].astype(jnp.bfloat16)
     with pytest.raises(ValueError, match=r"params\['head'\] is bfloat16"):
         both(scanned_loss)[1](params, batch)
+
+
+def test_a_parameter_that_jax_cannot_add_to_in_place_is_explained():
+    class Pull:
+        def with_refs(self, refs):
+            def call(seeds):
+                raise TypeError("'NoneType' object is not iterable")
+
+            return call
+
+    with pytest.raises(TypeError, match="a parameter sliced directly"):
+        _group_loop._pull_into(Pull(), {}, {})
 
 
 def test_it_does_not_go_with_a_reduction_in_every_microbatch():
