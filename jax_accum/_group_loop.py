@@ -154,7 +154,9 @@ def accumulate(
             acc = add(acc, weights.each[name][a] != 0, pull(seed)[0])
         return acc
 
-    def take(a: Any, so_far: Sums, params: Tree, apart: bool, refs: Tree = None) -> Sums:
+    def take(
+        a: Any, so_far: Sums, params: Tree, apart: bool, refs: Tree = None, alone: bool = False
+    ) -> Sums:
         params = layout.gather_in(a, params) if layout.gather_each else params
         pull: Any
         totals, pull, (aux, state) = jax.vjp(
@@ -170,6 +172,9 @@ def accumulate(
         elif refs is not None:
             _pull_into(pull, refs, seeds)
             acc = so_far.grads
+        elif alone:
+            grads = jax.tree.map(partial(_widened, floor), pull(seeds)[0])
+            acc = jax.tree.map(jnp.add, so_far.grads, grads)
         else:
             acc = add(so_far.grads, weights.counts[a], pull(seeds)[0])
         aux = _aux.add(aux_how, so_far.aux, aux, a, weights.each[names[0]][a])
@@ -192,11 +197,26 @@ def accumulate(
     def loop(params: Tree, apart: bool) -> Sums:
         if size == 1:
             return take(0, start(params), params, apart)
-        if references and not apart:
+        if apart:
+            pass
+        elif references:
             return in_place(params)
+        elif skips:
+            order = jnp.argsort(~weights.counts, stable=True)
+            return jax.lax.fori_loop(
+                0,
+                jnp.sum(weights.counts),
+                lambda i, sums: take(order[i], sums, params, False, alone=True),
+                start(params),
+            )
         return jax.lax.fori_loop(
             0, weights.active, lambda a, sums: take(a, sums, params, apart), start(params)
         )
+
+    # What counts is run and nothing else, where nobody can tell: no collective stands in the
+    # loop, and no auxiliary output or state is handed on. Then no gradient has to be masked,
+    # which costs the memory of the largest one that XLA does not fuse (an embedding's).
+    skips = not (layout.each or layout.gather_each or jax.tree.leaves((aux, state)))
 
     def in_place(params: Tree) -> Sums:
         # Nothing can be kept out of a reference afterwards, so that only what counts is run.
@@ -238,7 +258,12 @@ def _pull_into(pull: Any, refs: Tree, seeds: Scalars) -> None:
 
 def _kept(counts: jax.Array, floor: Any, grad: jax.Array) -> jax.Array:
     """A gradient in the dtype of its accumulator; 0 where it does not count, even for NaN."""
-    return jnp.where(counts, grad.astype(jnp.promote_types(grad.dtype, floor)), 0)
+    return jnp.where(counts, _widened(floor, grad), 0)
+
+
+def _widened(floor: Any, grad: jax.Array) -> jax.Array:
+    """A gradient in the dtype of its accumulator."""
+    return grad.astype(jnp.promote_types(grad.dtype, floor))
 
 
 def _shapes(whole: Tree, params: Tree, layout: Layout) -> Tree:

@@ -28,7 +28,9 @@ class GroupInfo(NamedTuple):
       weights: what each sum is divided by; scalars, float32 (float64 in 64-bit mode).
       aux: what became of the auxiliary output of `loss_fn`; `()` without `has_aux`.
       counts: `microbatches` (of all replicas, each to its last with a weight) and
-        `computed` (those that each replica passed forward and backward); int32 scalars.
+        `computed` (those up to the last with a weight on any replica: none behind it is passed
+        forward and backward, and of those before it without a weight only what auxiliary
+        output, state or a reduction in every microbatch needs); int32 scalars.
       grad_norm: global norm of the gradient, scalar; `None` unless asked for.
       state: the mutable state after the last microbatch; `()` without `has_state`.
     """
