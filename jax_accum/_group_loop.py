@@ -213,10 +213,11 @@ def accumulate(
             0, weights.active, lambda a, sums: take(a, sums, params, apart), start(params)
         )
 
-    # What counts is run and nothing else, where nobody can tell: no collective stands in the
-    # loop, and no auxiliary output or state is handed on. Then no gradient has to be masked,
-    # which costs the memory of the largest one that XLA does not fuse (an embedding's).
-    skips = not (layout.each or layout.gather_each or jax.tree.leaves((aux, state)))
+    # What counts is run and nothing else, where nobody can tell: no auxiliary output or state
+    # is handed on, and there are no replicas, which must all take the same number of turns
+    # (a collective may stand in the loss). Then no gradient has to be masked, which
+    # costs the memory of the largest one that XLA does not fuse (an embedding's).
+    skips = not (layout.axes or jax.tree.leaves((aux, state)))
 
     def in_place(params: Tree) -> Sums:
         # Nothing can be kept out of a reference afterwards, so that only what counts is run.
