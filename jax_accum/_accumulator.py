@@ -221,6 +221,21 @@ def as_dtype_of(new: Any, old: Any) -> Any:
     return new if dtype is None or new.dtype == dtype else new.astype(dtype)
 
 
+def can_hold(acc: Tree, tree: Tree) -> bool:
+    """Whether each leaf of `tree` has its place in `acc`: same form, and no wider dtype."""
+    if jax.tree.structure(acc) != jax.tree.structure(tree):
+        return False
+
+    def form(x: Any) -> tuple[Any, ...]:
+        kind = jax.typeof(x)
+        return kind.shape, getattr(kind, "sharding", None), getattr(kind, "vma", None)
+
+    pairs = zip(jax.tree.leaves(acc), jax.tree.leaves(tree), strict=True)
+    return all(
+        form(a) == form(x) and jnp.promote_types(x.dtype, a.dtype) == a.dtype for a, x in pairs
+    )
+
+
 def global_norm(tree: Tree) -> jax.Array:
     """Square root of the sum of the squares of all entries; at least float32."""
 

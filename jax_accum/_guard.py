@@ -39,10 +39,11 @@ class GuardedTransformation(optax.GradientTransformationExtraArgs):
     """What `guard` returns: an Optax transformation, and the same with the parameters in place.
 
     Attributes:
-      attempt: `(sums, finish, state, params, in_place=False, **extra_args)`: guards
+      attempt: `(sums, finish, state, params, in_place=False, lends=False, **extra_args)`: guards
         `finish(sums)`, which so never needs a buffer of its own. Returns updates, or with
         `in_place` the parameters, and the new state. A skip hands back the very parameters,
-        where adding a zero would turn -0.0 into 0.0.
+        where adding a zero would turn -0.0 into 0.0. With `lends` the updates have the dtypes
+        of `sums`, and a skip hands back the sums: the caller puts zeros in their place.
     """
 
     attempt: Callable[..., tuple[Any, Any]]
@@ -131,6 +132,7 @@ def guard(
         params: Tree | None,
         *,
         in_place: bool = False,
+        lends: bool = False,
         weight: Any = None,
         examples: Any = None,
         microbatches: Any = 1,
@@ -161,11 +163,13 @@ def guard(
             if in_place:
                 new = optax.apply_updates(params, new)
             else:
-                new = jax.tree.map(accumulator.as_dtype_of, new, alone)
+                new = jax.tree.map(accumulator.as_dtype_of, new, sums if lends else alone)
             return new, jax.tree.map(accumulator.as_dtype_of, new_state, inner_state)
 
         def hold(sums: Tree, params: Tree | None, inner_state: Any) -> tuple[Tree, Any]:
-            return params if in_place else jax.tree.map(jnp.zeros_like, alone), inner_state
+            if in_place or lends:
+                return params if in_place else sums, inner_state
+            return jax.tree.map(jnp.zeros_like, alone), inner_state
 
         runs = some & finite if on_nonfinite == "skip" else some
         # The branch that changes nothing is the one for false, or XLA copies the state.

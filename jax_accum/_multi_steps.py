@@ -9,14 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec
 
 from jax_accum import _accumulator as accumulator
 from jax_accum import _counts, _replicas
 from jax_accum._checks import as_transformation, checked_int, checked_schedule
 from jax_accum._guard import GuardedTransformation
 from jax_accum._multi_steps_call import Finish, Microbatch, Rules, enter, leave
-from jax_accum._multi_steps_state import LocalGroup, MultiStepsState, OpenGroup
+from jax_accum._multi_steps_state import LocalGroup, MultiStepsState, OpenGroup, specs
 
 Tree = Any
 
@@ -219,19 +218,25 @@ class MultiSteps:
 
         like, _ = jax.eval_shape(alone, call.like, state.inner_opt_state, params)
 
+        lends = not self._rules.axes and accumulator.can_hold(call.state.acc_grads, like)
+        guarded = isinstance(self._opt, GuardedTransformation)
+
         def attempt(
             sums: Tree, finish: Finish, inner: Any, params: Tree | None
         ) -> tuple[Tree, Any]:
-            if isinstance(self._opt, GuardedTransformation):
-                new, inner = self._opt.attempt(sums, finish, inner, params, **extra_args)
+            if guarded:
+                run = partial(self._opt.attempt, lends=lends, **extra_args)
+                new, inner = run(sums, finish, inner, params)
             else:
                 new, inner = inner_update(finish(sums), inner, params)
-            return jax.tree.map(accumulator.as_dtype_of, new, like), inner
+            return jax.tree.map(accumulator.as_dtype_of, new, sums if lends else like), inner
 
-        def hold(params: Tree | None) -> Tree:
-            return jax.tree.map(jnp.zeros_like, like)
+        def hold(sums: Tree, params: Tree | None) -> Tree:
+            return sums if lends else jax.tree.map(jnp.zeros_like, like)
 
-        return leave(self._rules, call, attempt, hold)
+        given = (lambda tried, came_to: came_to.updated if guarded else tried) if lends else None
+        new, state = leave(self._rules, call, attempt, hold, given)
+        return jax.tree.map(accumulator.as_dtype_of, new, like), state
 
     def apply(
         self,
@@ -248,9 +253,9 @@ class MultiSteps:
     ) -> tuple[Tree, MultiStepsState]:
         """Adds a microbatch; where its group ends, updates the parameters in place.
 
-        What `update` and `optax.apply_updates` do together, without a tree of zeros
-        for the calls between. With the arguments donated, such a call costs an
-        in-place add. Donated arguments must stand in the order of the results:
+        What `update` and `optax.apply_updates` do together; a call between touches no
+        parameter. With the arguments donated, it costs an in-place add. Donated
+        arguments must stand in the order of the results:
 
             @partial(jax.jit, donate_argnums=(0, 1))
             def accumulate(params, state, grads, tokens):
@@ -271,7 +276,7 @@ class MultiSteps:
             updates, inner = self._opt.update(finish(sums), inner, params, **extra_args)
             return optax.apply_updates(params, updates), inner
 
-        return leave(self._rules, call, attempt, lambda params: params)
+        return leave(self._rules, call, attempt, lambda sums, params: params)
 
     def has_updated(self, state: Any) -> jax.Array:
         """Whether the very call that returned `state` changed the parameters; boolean scalar."""
@@ -287,13 +292,4 @@ class MultiSteps:
         For `in_specs` and `out_specs` of `jax.shard_map`: the accumulators of each replica
         are its own, everything else is the same on all.
         """
-        own, same = PartitionSpec(self._rules.axes), PartitionSpec()
-
-        def every(tree: Tree, spec: Any) -> Tree:
-            return jax.tree.map(lambda _: spec, tree)
-
-        return every(state, same)._replace(
-            acc_grads=every(state.acc_grads, own),
-            compensation=every(state.compensation, own),
-            group=every(state.group, own)._replace(k=same),
-        )
+        return specs(state, self._rules.axes)

@@ -168,7 +168,8 @@ def leave(
     rules: Rules,
     call: Call,
     attempt: Callable[[Tree, Finish, Any, Tree | None], tuple[Tree, Any]],
-    hold: Callable[[Tree | None], Tree],
+    hold: Callable[[Tree, Tree | None], Tree],
+    given: Callable[[Any, _counts.Outcome], Any] | None = None,
 ) -> tuple[Tree, MultiStepsState]:
     """Ends the group if this call fills it: reduce, normalise, update, count; in this order.
 
@@ -181,7 +182,12 @@ def leave(
       call: what `enter` returned.
       attempt: `(sums, finish, inner_state, params)` to what is handed out and the new inner
         state; runs the inner optimizer on `finish(sums)`.
-      hold: what is handed out where there is no update, from the parameters.
+      hold: what is handed out where there is no update, from the sums and the parameters.
+      given: if there is one, the accumulator lends its memory to what is handed out: `attempt`
+        and `hold` return leaves like those of the accumulator, `hold` the sums as they are, and
+        zeros are put in place of them unless `given(tried, outcome)`. A group that has ended
+        needs its sums no more, and a branch that made zeros would cost a tree of memory, and
+        the time to write it.
     """
     before, group = call.before, call.state.group
     operands = (call.sums, call.params, before.inner_opt_state)
@@ -194,7 +200,7 @@ def leave(
         return out, new, _counts.marks(inner, new)
 
     def held(sums: Tree, params: Tree | None, inner: Any, weight: jax.Array) -> Any:
-        return hold(params), inner, _counts.no_marks(inner)
+        return hold(sums, params), inner, _counts.no_marks(inner)
 
     def closed(sums: Tree, params: Tree | None, inner: Any) -> Any:
         sums, weight = jax.lax.psum((sums, group.weight), rules.axes)
@@ -205,7 +211,7 @@ def leave(
 
     def stay(sums: Tree, params: Tree | None, inner: Any) -> Any:
         nothing = _counts.zero_seen(), jnp.zeros((), bool)
-        return hold(params), inner, _counts.no_marks(inner), *nothing
+        return hold(sums, params), inner, _counts.no_marks(inner), *nothing
 
     some: Any = True
     if rules.axes:
@@ -219,8 +225,13 @@ def leave(
     # A call that brings nothing to an empty group, and flushes it, is no attempt.
     counted = ends & (call.full | some | ~call.first)
     outcome = _counts.outcome_of(came_to, ends & some)
-    state = call.state._replace(
-        mini_step=jnp.where(ends, 0, call.state.mini_step),
+    state = call.state
+    if given is not None:
+        state = state._replace(acc_grads=out)
+        really = given(ends & some, outcome)
+        out = jax.tree.map(lambda x: jnp.where(really, x, 0), out)
+    state = state._replace(
+        mini_step=jnp.where(ends, 0, state.mini_step),
         gradient_step=jnp.where(
             outcome.updated, optax.safe_increment(before.gradient_step), before.gradient_step
         ),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jax_accum import _counts
 
@@ -101,3 +102,17 @@ def unstacked(state: MultiStepsState) -> MultiStepsState:
 def stacked(state: MultiStepsState) -> MultiStepsState:
     """The inverse of `unstacked`."""
     return _over_own(state, lambda x: x[None])
+
+
+def specs(state: MultiStepsState, axes: tuple[Any, ...]) -> MultiStepsState:
+    """A `PartitionSpec` per leaf of a state whose accumulators have a leading axis over `axes`."""
+    own, same = PartitionSpec(axes), PartitionSpec()
+
+    def every(tree: Any, spec: Any) -> Any:
+        return jax.tree.map(lambda _: spec, tree)
+
+    return every(state, same)._replace(
+        acc_grads=every(state.acc_grads, own),
+        compensation=every(state.compensation, own),
+        group=every(state.group, own)._replace(k=same),
+    )

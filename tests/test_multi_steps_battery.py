@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import jax_accum as ja
+from jax_accum._multi_steps_state import MultiStepsState
 
 
 def reject_large(updates, gradient_step, params):
@@ -90,6 +91,17 @@ def by_update(opt):
 WAYS = pytest.mark.parametrize("way", [by_apply, by_update])
 
 
+def meaningful(tree):
+    """`tree` without the accumulators of groups that have ended."""
+
+    def without(node):
+        if not isinstance(node, MultiStepsState) or node.mini_step:
+            return node
+        return node._replace(acc_grads=(), compensation=())
+
+    return jax.tree.map(without, tree, is_leaf=lambda node: isinstance(node, MultiStepsState))
+
+
 def types(tree):
     return jax.tree.map(lambda x: (x.shape, x.dtype, jax.typeof(x).weak_type), tree)
 
@@ -138,7 +150,7 @@ def test_jit_equals_eager(name):
 
 @every_configuration
 def test_apply_is_update_and_apply_updates(name):
-    assert_near(run(name, by_apply).first, run(name, by_update).first)
+    assert_near(meaningful(run(name, by_apply).first), meaningful(run(name, by_update).first))
 
 
 @WAYS

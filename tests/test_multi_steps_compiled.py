@@ -68,8 +68,17 @@ def test_without_donation_apply_does_need_a_place_for_its_results():
 
 
 @pytest.mark.parametrize("weight", [False, True], ids=["no weight", "a weight"])
-def test_update_needs_one_tree_of_updates_and_no_more(weight):
-    program = compiled(ja.MultiSteps(optax.adamw(1e-3), 8), "update", weight)
+@pytest.mark.parametrize("k", [8, lambda updates: 8 + updates], ids=["constant k", "a schedule"])
+def test_update_is_in_place_as_well_where_its_updates_are_applied_at_once(k, weight):
+    """The accumulator lends its memory to the updates: no branch makes a tree of zeros."""
+    program = compiled(ja.MultiSteps(optax.adamw(1e-3), k), "update", weight)
+    assert temporary(program) <= SCALARS
+    assert copies(program) in ([], ["s32[]"])
+    assert program.memory_analysis().alias_size_in_bytes >= 4 * TREE
+
+
+def test_a_weighted_group_of_one_needs_one_tree_of_updates_and_no_more():
+    program = compiled(ja.MultiSteps(optax.adamw(1e-3), 1), "update")
     assert temporary(program) <= TREE + SCALARS
 
 
@@ -111,9 +120,10 @@ def test_a_guard_inside_is_applied_in_place(k, scale):
     assert not any(shape.startswith("f32[256") for shape in copies(program))
 
 
-def test_a_guard_inside_update_needs_one_tree_of_updates_and_no_more():
+def test_a_guard_inside_update_is_in_place_too():
     program = compiled(ja.MultiSteps(ja.guard(optax.adamw(1e-3)), 8), "update")
-    assert temporary(program) <= TREE + 2 * LEAF + SCALARS
+    assert temporary(program) <= 2 * LEAF + SCALARS
+    assert not any(shape.startswith("f32[256") for shape in copies(program))
 
 
 def test_a_guard_alone_is_applied_in_place():
