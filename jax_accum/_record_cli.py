@@ -1,19 +1,18 @@
-"""`jax-accum record`: show, check and compare the records of runs.
-
-Exit statuses: 0 fine (of `diff`: comparable), 1 loss curves not comparable, 2 bad input.
-"""
+"""`jax-accum record`: show, check and compare the records of runs."""
 
 # No postponed annotations here: typer reads them.
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+
+from jax_accum._statuses import FINE, FOUND, bad_input
 
 if TYPE_CHECKING:
     import typer
 
-NOT_COMPARABLE = 1
-BAD_INPUT = 2
+SHOW_EXAMPLE = "jax-accum record show run-a/record.json"
+VALIDATE_EXAMPLE = "jax-accum record validate run-a/record.json"
+DIFF_EXAMPLE = "jax-accum record diff run-a/record.json run-b/record.json"
 
 
 def make_record_app() -> "typer.Typer":
@@ -25,21 +24,28 @@ def make_record_app() -> "typer.Typer":
         no_args_is_help=True,
         rich_markup_mode=None,
         help="Show, check and compare the records of runs.",
+        epilog=f"\b\nExample: {DIFF_EXAMPLE}",
     )
     file = Annotated[Path, typer.Argument(metavar="FILE", help="A record: JSON.")]
 
-    @app.command()
+    @app.command(epilog=f"\b\nExample: {SHOW_EXAMPLE}")
     def show(path: file) -> None:
-        """Print a record as a table."""
+        """Print a record as a table.
+
+        Exit status 0: done, 2: bad input.
+        """
         typer.echo(_load(path).describe())
 
-    @app.command()
+    @app.command(epilog=f"\b\nExample: {VALIDATE_EXAMPLE}")
     def validate(path: file) -> None:
-        """Check a record against the schema; says all that is wrong."""
+        """Check a record against the schema; says all that is wrong.
+
+        Exit status 0: valid, 2: not, or no such file.
+        """
         _load(path)
         typer.echo(f"{path}: a valid run record")
 
-    @app.command()
+    @app.command(epilog=f"\b\nExample: {DIFF_EXAMPLE}")
     def diff(
         a: file,
         b: file,
@@ -59,7 +65,7 @@ def make_record_app() -> "typer.Typer":
             typer.echo(f"loss curves: {verdict}")
             for difference in found:
                 typer.echo(f"  {'!' if difference.curves else ' '} {difference}")
-        raise typer.Exit(NOT_COMPARABLE if curves else 0)
+        raise typer.Exit(FOUND if curves else FINE)
 
     return app
 
@@ -72,5 +78,4 @@ def _load(path: Path) -> Any:
     try:
         return RunRecord.load(path)
     except (OSError, ValueError) as error:
-        print(f"jax-accum: {error}", file=sys.stderr)  # noqa: T201
-        raise typer.Exit(BAD_INPUT) from None
+        raise typer.Exit(bad_input(error)) from None

@@ -1,27 +1,21 @@
 """The ``jax-accum`` command: argument parsing, exit statuses, one-line errors.
 
-Exit statuses: 0 equal, 1 differ, 2 bad input (one line on stderr), 130 interrupted. Nothing heavy
-is imported until a command needs it, so that ``--help`` is quick.
+Exit statuses: 0 fine, 1 what the command is there to find, 2 bad input (one line on stderr), 130
+interrupted. Nothing heavy is imported until a command needs it, so that ``--help`` is quick.
 """
 
 # No postponed annotations here: typer reads them, and inside a function it could not find its own.
-import contextlib
-import importlib
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from jax_accum._record_cli import make_record_app
+from jax_accum._statuses import BAD_INPUT, FINE, INSTALL, INTERRUPTED, bad_input
 
 if TYPE_CHECKING:
     import typer
 
-INSTALL = "pip install 'jax-accum[crosscheck]'"
-BAD_INPUT = 2
-INTERRUPTED = 130
+EXAMPLE = "jax-accum doctor --symptom nan"
 # Options that take several values at once: `--text a.txt b.txt` is `--text a.txt --text b.txt`.
 SEVERAL = ("--text", "--case", "--microbatches")
 
@@ -36,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       the exit status.
     """
     if importlib.util.find_spec("typer") is None:
-        return _fail(f"the command line needs typer, which is not installed: {INSTALL}")
+        return bad_input(f"the command line needs typer, which is not installed: {INSTALL}")
     import typer
 
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -50,21 +44,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         describe = getattr(error, "format_message", None)
         if describe is None:
             raise
-        return _fail(_one_line(describe()) + " (--help shows the options)")
-    return status if isinstance(status, int) else 0
+        message = describe()
+        if message.startswith("Usage:"):  # nothing was given: the help itself
+            sys.stderr.write(message + "\n")
+            return BAD_INPUT
+        return bad_input(f"{message} (--help shows the options)")
+    return status if isinstance(status, int) else FINE
 
 
 def make_app() -> "typer.Typer":
     """The commands, as a Typer application."""
     import typer
 
+    from jax_accum import _crosscheck_cli, _doctor_cli, _plan_cli, _record_cli
+
     app = typer.Typer(
         name="jax-accum",
-        add_completion=False,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         help="Gradient accumulation for JAX, shown to be right against PyTorch.",
+        epilog=f"\b\nExample: {EXAMPLE}",
     )
 
     def show_version(wanted: bool) -> None:
@@ -85,96 +85,10 @@ def make_app() -> "typer.Typer":
     ) -> None:
         del version
 
-    @app.command()
-    def crosscheck(
-        text: Annotated[
-            list[Path] | None,
-            typer.Option(
-                metavar="FILE...",
-                help="Plain text, gzip or not: a paragraph of one file, or each of several files, "
-                "is a document. By default, Python's own help topics.",
-            ),
-        ] = None,
-        jsonl: Annotated[
-            Path | None, typer.Option(metavar="FILE", help="JSON Lines: a document a line.")
-        ] = None,
-        field: Annotated[
-            str | None, typer.Option(metavar="NAME", help="The field of --jsonl with the text.")
-        ] = None,
-        case: Annotated[
-            list[str] | None,
-            typer.Option(metavar="NAME...", help="Only these cases (see --list)."),
-        ] = None,
-        pair: Annotated[
-            str | None,
-            typer.Option(
-                metavar="MODULE:NAME",
-                help="Check a model of your own: a jax_accum.crosscheck.Pair, or a function that "
-                "returns one. MODULE is importable, or a path that ends in .py.",
-            ),
-        ] = None,
-        full: Annotated[
-            bool,
-            typer.Option(
-                "--full",
-                help="Also sharded jit, shard_map and pmap, PyTorch in two processes, narrow "
-                "dtypes, skips, several loss terms: some minutes.",
-            ),
-        ] = False,
-        microbatches: Annotated[
-            list[int] | None,
-            typer.Option(
-                metavar="A...", help="Cut groups into A microbatches, instead of 1, 4 and 8."
-            ),
-        ] = None,
-        list_: Annotated[bool, typer.Option("--list", help="List cases and faults, run none.")] = (
-            False
-        ),
-        plant: Annotated[
-            str | None,
-            typer.Option(metavar="FAULT", help="Run one side with a known fault (see --list)."),
-        ] = None,
-        report: Annotated[
-            Path, typer.Option(metavar="DIR", help="Folder that the report is written to.")
-        ] = Path("crosscheck-report"),
-        updates: Annotated[
-            int | None, typer.Option(metavar="N", help="Optimizer updates of each run, 6.")
-        ] = None,
-        seed: Annotated[
-            int, typer.Option(metavar="N", help="Of the weights and the order of the examples.")
-        ] = 0,
-    ) -> None:
-        """Train the same model on the same text in JAX and in PyTorch, and compare.
-
-        Exit status 0: equal, 1: they differ, 2: bad input, 130: interrupted.
-        """
-        from jax_accum.crosscheck.errors import InputError
-
-        try:
-            if pair is not None:
-                raise typer.Exit(_check_pair(pair, report))
-            status = _crosscheck(
-                text=text or [],
-                jsonl=jsonl,
-                field=field,
-                names=case or [],
-                full=full,
-                accumulations=microbatches,
-                listing=list_,
-                plant=plant,
-                folder=report,
-                updates=updates,
-                seed=seed,
-            )
-        except InputError as error:
-            status = _fail(_one_line(str(error)))
-        raise typer.Exit(status)
-
-    app.add_typer(make_record_app(), name="record")
-    if importlib.util.find_spec("jax_accum.memory._cli") is not None:
-        app.command("plan")(importlib.import_module("jax_accum.memory._cli").plan)
-    if importlib.util.find_spec("jax_accum.doctor._cli") is not None:
-        importlib.import_module("jax_accum.doctor._cli").add_commands(app)
+    _crosscheck_cli.add_command(app)
+    app.command("plan", epilog=f"\b\nExample: {_plan_cli.EXAMPLE}")(_plan_cli.plan)
+    _doctor_cli.add_commands(app)
+    app.add_typer(_record_cli.make_record_app(), name="record")
     return app
 
 
@@ -197,113 +111,3 @@ def spread(arguments: Sequence[str]) -> list[str]:
         result.append(argument)
         values += 1
     return result
-
-
-def _crosscheck(
-    *,
-    text: list[Path],
-    jsonl: Path | None,
-    field: str | None,
-    names: list[str],
-    full: bool,
-    accumulations: list[int] | None,
-    listing: bool,
-    plant: str | None,
-    folder: Path,
-    updates: int | None,
-    seed: int,
-) -> int:
-    """Checks all input before anything slow is imported, then hands over to the terminal."""
-    from jax_accum.crosscheck import cases, corpus, faults
-    from jax_accum.crosscheck.errors import InputError
-    from jax_accum.crosscheck.matrix import AnyCase, full_matrix, needs_devices
-
-    quick = cases.make_matrix(accumulations or cases.ACCUMULATIONS)
-    fault = None if plant is None else faults.find_fault(plant)
-    # The PyTorch side's faults are planted in the cases of the full matrix alone.
-    wanted = full or bool(names) or (fault is not None and fault.side == "PyTorch")
-    every: list[AnyCase] = [*quick, *(full_matrix() if wanted else ())]
-    chosen = cases.select(every, names)
-    if fault is not None and not names:
-        chosen = [case for case in chosen if fault.shows_in(case)]
-        if not chosen:
-            raise InputError(f"--plant {plant} cannot show in any case with these --microbatches")
-    if listing:
-        _need("rich", "--list")
-        from jax_accum.crosscheck import terminal
-
-        more = [case for case in full_matrix() if not names and case not in chosen]
-        terminal.show_list(chosen, more, list(faults.ALL_FAULTS.values()))
-        return 0
-    updates = cases.UPDATES if updates is None else updates
-    if not 1 <= updates <= cases.MAX_UPDATES:
-        raise InputError(f"--updates must be from 1 to {cases.MAX_UPDATES}, got {updates}")
-    if not 0 <= seed < 2**63:
-        raise InputError(f"--seed must be from 0 to 2^63 - 1, got {seed}")
-    documents, source = corpus.choose(text, jsonl, field)
-    _need_packages()
-    from jax_accum.crosscheck import report, terminal
-
-    if needs_devices(chosen):
-        _need_devices()
-    report.check_folder(folder)
-    command = ["crosscheck"]
-    command += [part for path in text for part in ("--text", str(path))]
-    command += ["--jsonl", str(jsonl), "--field", str(field)] if jsonl is not None else []
-    command += [part for name in names for part in ("--case", name)]
-    command += ["--full"] if full else []
-    command += [part for count in accumulations or [] for part in ("--microbatches", str(count))]
-    command += ["--plant", plant] if plant is not None else []
-    command += ["--updates", str(updates)] if updates != cases.UPDATES else []
-    command += ["--seed", str(seed)] if seed else []
-    return terminal.run(documents, source, chosen, updates, seed, fault, folder, command)
-
-
-def _check_pair(target: str, folder: Path) -> int:
-    """Checks a pair of somebody's own models."""
-    _need_packages()
-    from jax_accum.crosscheck import pair_report, report
-
-    pair = pair_report.load(target)
-    report.check_folder(folder)
-    return pair_report.run(pair, folder, ["crosscheck", "--pair", target])
-
-
-def _need_devices() -> None:
-    """Two CPU devices: to be said before JAX is used for the first time."""
-    import jax
-
-    from jax_accum.crosscheck.matrix import REPLICAS
-
-    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        return
-    # Where JAX runs already, a case that lacks devices says so itself.
-    with contextlib.suppress(RuntimeError):
-        if getattr(jax.config, "jax_num_cpu_devices", 0) < REPLICAS:
-            jax.config.update("jax_num_cpu_devices", REPLICAS)
-
-
-def _need_packages() -> None:
-    for package, label in (
-        ("torch", "PyTorch"),
-        ("flax", "Flax"),
-        ("rich", "rich"),
-        ("matplotlib", "matplotlib"),
-    ):
-        _need(package, label)
-
-
-def _need(package: str, label: str) -> None:
-    from jax_accum.crosscheck.errors import InputError
-
-    if importlib.util.find_spec(package) is None:
-        raise InputError(f"{label} is not installed: {INSTALL}")
-
-
-def _one_line(message: str) -> str:
-    return " ".join(message.split())
-
-
-def _fail(message: Any) -> int:
-    print(f"jax-accum: {message}", file=sys.stderr)  # noqa: T201
-    return BAD_INPUT

@@ -1,11 +1,13 @@
 """The commands: exit statuses, JSON, symptoms, one line for bad input."""
 
 import json
+import sys
 
 import pytest
 
 import jax_accum as ja
-from jax_accum.doctor import SYMPTOMS, _advice, _cli, describe
+from jax_accum import _doctor_cli
+from jax_accum.doctor import SYMPTOMS, _advice, describe
 from tests.faults import gallery
 
 typer = pytest.importorskip("typer")
@@ -38,9 +40,10 @@ attribute = 3
 def invoke(tmp_path, monkeypatch):
     (tmp_path / "steps_to_examine.py").write_text(PROGRAM)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "steps_to_examine", raising=False)
     app = typer.Typer()
     app.callback()(lambda: None)
-    _cli.add_commands(app)
+    _doctor_cli.add_commands(app)
     return lambda *arguments: CliRunner().invoke(app, list(arguments))
 
 
@@ -63,6 +66,13 @@ def test_a_file_is_as_good_as_a_module(invoke, tmp_path):
     assert invoke("doctor", f"{path}:faulty").exit_code == 1
 
 
+def test_a_file_with_the_name_of_another_module_is_not_mistaken_for_it(invoke, tmp_path):
+    (tmp_path / "json.py").write_text(PROGRAM)
+    result = invoke("doctor", f"{tmp_path / 'json.py'}:faulty")
+    assert result.exit_code == 2
+    assert "another module has the name json: rename the file" in result.stderr
+
+
 def test_symptoms_are_listed_and_lead_to_checks(invoke):
     listed = invoke("doctor", "--symptom", "list").stdout
     for name, symptom in SYMPTOMS.items():
@@ -82,11 +92,11 @@ def test_every_fault_is_the_cause_of_some_symptom():
     ("arguments", "said"),
     [
         (["doctor"], "MODULE:NAME is missing"),
-        (["doctor", "steps_to_examine"], "is not of the form MODULE:NAME"),
+        (["doctor", "steps_to_examine"], "is not MODULE:NAME"),
         (["doctor", "no_such_module_here:x"], "no_such_module_here cannot be imported"),
         (["doctor", "nowhere/file.py:x"], "there is no file nowhere/file.py"),
-        (["doctor", "steps_to_examine:missing"], "has no function missing"),
-        (["doctor", "steps_to_examine:attribute"], "has no function attribute"),
+        (["doctor", "steps_to_examine:missing"], "has no 'missing'"),
+        (["doctor", "steps_to_examine:attribute"], "is of type int, not a function"),
         (["doctor", "steps_to_examine:number"], "returned int: return (update, case)"),
         (["doctor", "--symptom", "hiccups"], "symptom 'hiccups' is unknown"),
         (["preflight"], "MODULE:NAME is missing"),

@@ -9,8 +9,7 @@ pytest.importorskip("matplotlib")
 import typer
 from typer.testing import CliRunner
 
-from jax_accum import BatchPlan
-from jax_accum.memory import _cli
+from jax_accum import BatchPlan, _plan_cli
 
 OWN = """
 import jax, jax.numpy as jnp, optax
@@ -36,7 +35,7 @@ def command(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(_cli.plan)
+    app.command()(_plan_cli.plan)
     return lambda *arguments: CliRunner().invoke(app, arguments)
 
 
@@ -62,7 +61,7 @@ def test_a_plan_for_the_users_own_step_with_picture_caveat_and_a_snippet_that_ru
 
 
 def test_over_replicas_the_snippet_names_the_mesh(command):
-    said = _cli.snippet(BatchPlan(microbatch_size=2, microbatches=3, replicas=4))
+    said = _plan_cli.snippet(BatchPlan(microbatch_size=2, microbatches=3, replicas=4))
     assert "replicas=4" in said
     assert "plan.microbatches, mesh=mesh)  # 24 examples per update" in said
 
@@ -77,10 +76,15 @@ BAD = {
     "budget cannot be read": ("--budget", "much"),
     "does not say how much memory": (),
     "--preset must be one of gpt-tiny": ("--preset", "gpt-5", "--budget", "1GiB"),
-    "--make must be MODULE:FUNCTION": ("--make", "own_step_for_plan", "--budget", "1GiB"),
+    "--make 'own_step_for_plan' is not MODULE:NAME": (
+        "--make",
+        "own_step_for_plan",
+        "--budget",
+        "1GiB",
+    ),
     "No module named": ("--make", "no_such_module:make", "--budget", "1GiB"),
-    "has no attribute 'absent'": ("--make", "own_step_for_plan:absent", "--budget", "1GiB"),
-    "is not a function": ("--make", "own_step_for_plan:number", "--budget", "1GiB"),
+    "has no 'absent'": ("--make", "own_step_for_plan:absent", "--budget", "1GiB"),
+    "is of type int, not a function": ("--make", "own_step_for_plan:number", "--budget", "1GiB"),
     "cannot be written": (*OF_OWN, "--budget", "1GiB", "--plot", "absent/peaks.png"),
     "examples_per_update must be": ("--examples", "0", "--budget", "1GiB"),
     "cannot be shared evenly": ("--examples", "3", "--replicas", "2", "--budget", "1GiB"),
@@ -88,9 +92,11 @@ BAD = {
 
 
 def test_a_picture_without_matplotlib_is_refused_before_anything_is_compiled(command, monkeypatch):
-    find = _cli.importlib.util.find_spec
+    find = _plan_cli.importlib.util.find_spec
     monkeypatch.setattr(
-        _cli.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
+        _plan_cli.importlib.util,
+        "find_spec",
+        lambda name: None if name == "matplotlib" else find(name),
     )
     result = command(*OF_OWN, "--budget", "1GiB", "--plot", "peaks.png")
     assert result.exit_code == 2

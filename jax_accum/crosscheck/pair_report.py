@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,14 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from jax_accum._by_name import find
+from jax_accum._statuses import FINE, FOUND, INTERRUPTED
 from jax_accum.crosscheck.compare import Finding, first_failure, worst
 from jax_accum.crosscheck.errors import InputError
 from jax_accum.crosscheck.pair_run import PairResult, check_pair
 from jax_accum.crosscheck.pairs import Pair, PairCase, pair_cases
 from jax_accum.crosscheck.report import JSON_NAME, replace_file
 from jax_accum.crosscheck.summary import finding_data, plain, times, versions
-
-EQUAL, DIFFER, INTERRUPTED = 0, 1, 130
 
 
 def load(target: str) -> Pair:
@@ -29,24 +27,10 @@ def load(target: str) -> Pair:
     Raises:
       InputError: there is none.
     """
-    module_name, colon, attribute = target.rpartition(":")
-    if not colon or not module_name or not attribute:
-        raise InputError(f"--pair {target!r} is not MODULE:NAME, such as my_models:pair")
-    if module_name.endswith(".py"):
-        path = Path(module_name)
-        if not path.is_file():
-            raise InputError(f"--pair: there is no file {module_name!r}")
-        sys.path.insert(0, str(path.parent.resolve()))
-        module_name = path.stem
-    elif "" not in sys.path:
-        sys.path.insert(0, "")
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InputError(f"--pair: {module_name} cannot be imported: {error}") from error
-    found = getattr(module, attribute, None)
-    if found is None:
-        raise InputError(f"--pair: {module_name} has no {attribute!r}")
+        found = find(target, "--pair")
+    except ValueError as error:
+        raise InputError(str(error)) from error
     try:
         pair = found() if callable(found) and not isinstance(found, Pair) else found
     except (TypeError, ValueError) as error:
@@ -93,7 +77,7 @@ def run(pair: Pair, folder: Path, command: Sequence[str]) -> int:
     color = {"equal": "green", "differ": "red"}.get(result.verdict, "yellow")
     console.print(f"[bold {color}]{escape(result.sentence)}[/bold {color}]", soft_wrap=True)
     console.print(f"Report: {escape(str(folder / JSON_NAME))}", soft_wrap=True)
-    return status if status is not None else EQUAL if result.equal else DIFFER
+    return status if status is not None else FINE if result.equal else FOUND
 
 
 def _as_data(result: PairResult, command: Sequence[str]) -> Any:

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from jax_accum._statuses import FINE, FOUND, INTERRUPTED
 from jax_accum.crosscheck.data import Document
 from jax_accum.crosscheck.faults import Fault
 from jax_accum.crosscheck.matrix import AnyCase
@@ -19,8 +20,6 @@ from jax_accum.crosscheck.matrix import AnyCase
 if TYPE_CHECKING:
     from jax_accum.crosscheck.run import CaseResult
     from jax_accum.crosscheck.summary import Told
-
-EQUAL, DIFFER, INTERRUPTED = 0, 1, 130
 
 
 def show_list(cases: Sequence[AnyCase], more: Sequence[AnyCase], faults: Sequence[Fault]) -> None:
@@ -94,7 +93,7 @@ def run(
     _console().print(f"Report: {escape(str(page))}", soft_wrap=True)
     if interrupted:
         return INTERRUPTED
-    return EQUAL if told.verdict == "equal" else DIFFER
+    return FINE if told.verdict == "equal" else FOUND
 
 
 def show(told: Told) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shlex
 
 import pytest
 from typer.testing import CliRunner
@@ -46,6 +47,15 @@ def test_equal_is_status_0_with_a_table_a_sentence_and_a_report(small, text, tmp
     assert "trained the same in all 2 cases" in " ".join(said.split())
     assert json.loads((folder / "report.json").read_text())["verdict"] == "equal"
     assert (folder / "report.html").exists()
+
+
+def test_the_example_of_the_help_text_works(small, text, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text.rename(tmp_path / "chapter1.txt")
+    assert cli.main(["crosscheck", "--help"]) == 0
+    last = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert cli.main(shlex.split(last.removeprefix("  Example: jax-accum "))) == 0
+    assert (tmp_path / "crosscheck-report" / "report.html").exists()
 
 
 def test_a_planted_fault_is_status_1_and_names_what_left_its_tolerance(

@@ -170,7 +170,7 @@ def test_digits_with_a_batch_norm_are_equal_in_eval_mode_and_not_comparable_in_t
     ("target", "message"),
     [
         ("nothing", "is not MODULE:NAME"),
-        ("none.py:pair", "there is no file 'none.py'"),
+        ("none.py:pair", "there is no file none.py"),
         ("no_such_module_here:pair", "cannot be imported"),
         ("json:pear", "json has no 'pear'"),
         ("json:JSONDecoder", "give a jax_accum.crosscheck.Pair"),

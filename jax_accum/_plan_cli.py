@@ -1,22 +1,22 @@
 """The ``jax-accum plan`` command: a table, a picture, and the plan as a snippet to paste."""
 
-# No postponed annotations here: typer reads them.
-import importlib
+# No postponed annotations here: typer reads them. What needs JAX is imported where it is used.
 import importlib.util
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jax_accum._plan import BatchPlan
-from jax_accum.memory._budget import as_bytes, readable
-from jax_accum.memory._errors import DoesNotFitError
-from jax_accum.memory._search import Row, Search, largest_microbatch
+from jax_accum._by_name import find_function
+from jax_accum._statuses import FOUND, INSTALL, bad_input
 
-DOES_NOT_FIT, BAD_INPUT = 1, 2
+if TYPE_CHECKING:
+    from jax_accum import BatchPlan
+    from jax_accum.memory import Row, Search
+
+EXAMPLE = "jax-accum plan --preset gpt-tiny --budget 64MiB --examples 16"
 DEFAULT = "gpt-small"
 
 
@@ -48,18 +48,20 @@ def plan(
 
     Exit status 0: a plan was found, 1: nothing fits, 2: bad input.
     """
+    from jax_accum import BatchPlan
+    from jax_accum.memory import DoesNotFitError, as_bytes, largest_microbatch, readable
+
     try:
         start = BatchPlan.from_global_batch(examples, microbatch_size=1, replicas=replicas)
         limit = as_bytes(budget)
-        maker = _own(make) if make is not None else _preset(preset, start)
+        maker = find_function(make, "--make") if make is not None else _preset(preset, start)
         title = make if make is not None else f"{preset}, {examples} examples per update"
         if plot is not None and importlib.util.find_spec("matplotlib") is None:
-            raise ValueError("--plot needs matplotlib: pip install 'jax-accum[crosscheck]'")
+            raise ValueError(f"--plot needs matplotlib: {INSTALL}")
         if plot is not None and (not plot.parent.is_dir() or plot.is_dir()):
             raise ValueError(f"--plot: {plot} cannot be written: no such folder, or a folder.")
-    except (ValueError, ImportError, AttributeError) as error:
-        _say(f"jax-accum: {' '.join(str(error).split())}", to_errors=True)
-        raise typer.Exit(BAD_INPUT) from None
+    except ValueError as error:
+        raise typer.Exit(bad_input(error)) from None
     _say(f"{title}: looking for the largest microbatch within {readable(limit)}")
     try:
         found = largest_microbatch(
@@ -67,7 +69,7 @@ def plan(
         )
     except DoesNotFitError as error:
         _say(f"\nNothing fits: {error}", to_errors=True)
-        raise typer.Exit(DOES_NOT_FIT) from None
+        raise typer.Exit(FOUND) from None
     _report(found)
     if plot is not None:
         from jax_accum.memory import _plot
@@ -76,12 +78,14 @@ def plan(
         _say(f"\nPicture: {plot}")
 
 
-def _progress(row: Row) -> None:
+def _progress(row: "Row") -> None:
+    from jax_accum.memory import readable
+
     peak = "memory ran out while compiling" if row.peak is None else readable(row.peak)
     _say(f"  m = {row.plan.microbatch_size}: {peak} ({row.how})")
 
 
-def _report(found: Search) -> None:
+def _report(found: "Search") -> None:
     import jax
 
     _say("\n" + found.table())
@@ -100,7 +104,7 @@ def _report(found: Search) -> None:
     _say("\nTo paste:\n\n" + snippet(found.plan))
 
 
-def snippet(plan: BatchPlan) -> str:
+def snippet(plan: "BatchPlan") -> str:
     """A plan as code."""
     mesh = ", mesh=mesh" if plan.replicas > 1 else ""
     return (
@@ -113,27 +117,15 @@ def snippet(plan: BatchPlan) -> str:
     )
 
 
-def _preset(name: str, plan: BatchPlan) -> Callable[[BatchPlan], Any]:
+def _preset(name: str, plan: "BatchPlan") -> Callable[["BatchPlan"], Any]:
     if importlib.util.find_spec("flax") is None:
-        raise ValueError("the presets need Flax: pip install 'jax-accum[crosscheck]'")
+        raise ValueError(f"the presets need Flax: {INSTALL}")
     from jax_accum.memory import _presets
 
     if name not in _presets.PRESETS:
         raise ValueError(f"--preset must be one of {', '.join(_presets.PRESETS)}, got {name!r}")
     # One device is compiled for, with the examples of one replica.
     return _presets.preset(_presets.PRESETS[name], plan.examples_per_replica)
-
-
-def _own(name: str) -> Callable[[BatchPlan], Any]:
-    module, colon, function = name.partition(":")
-    if not colon or not module or not function:
-        raise ValueError(f"--make must be MODULE:FUNCTION, got {name!r}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    found = getattr(importlib.import_module(module), function)
-    if not callable(found):
-        raise ValueError(f"--make: {name} is not a function")
-    return found
 
 
 def _cache_folder() -> Path:

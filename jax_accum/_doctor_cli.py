@@ -1,21 +1,24 @@
 """The commands `jax-accum doctor` and `jax-accum preflight`.
 
-`add_commands(app)` puts them into a Typer application. Exit statuses: 0 nothing found, 1 a fault,
-or something wrong without a name, 2 bad input (one line on stderr).
+`add_commands(app)` puts them into a Typer application. FOUND is a fault, or something wrong without
+a name.
 """
 
-# No postponed annotations here: typer reads them.
-import importlib
+# No postponed annotations here: typer reads them. What needs JAX is imported where it is used.
 import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from jax_accum._by_name import find_function
+from jax_accum._statuses import FINE, FOUND, bad_input
+
 if TYPE_CHECKING:
     import typer
 
-BAD_INPUT = 2
+DOCTOR_EXAMPLE = "jax-accum doctor train.py:doctor_case"
+PREFLIGHT_EXAMPLE = "jax-accum preflight train.py:doctor_case --record record.json"
 
 
 def add_commands(app: "typer.Typer") -> None:
@@ -32,7 +35,7 @@ def add_commands(app: "typer.Typer") -> None:
     ]
     as_json = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
 
-    @app.command("doctor")
+    @app.command("doctor", epilog=f"\b\nExample: {DOCTOR_EXAMPLE}")
     def doctor(
         name: target = None,
         symptom: Annotated[
@@ -40,10 +43,13 @@ def add_commands(app: "typer.Typer") -> None:
         ] = None,
         json_: as_json = False,
     ) -> None:
-        """Name the accumulation fault in a training step."""
+        """Name the accumulation fault in a training step.
+
+        Exit status 0: right, 1: a fault, or unknown, 2: bad input.
+        """
         raise typer.Exit(_guarded(lambda: run_doctor(name, symptom, json_)))
 
-    @app.command("preflight")
+    @app.command("preflight", epilog=f"\b\nExample: {PREFLIGHT_EXAMPLE}")
     def preflight(
         name: target = None,
         record: Annotated[
@@ -51,7 +57,10 @@ def add_commands(app: "typer.Typer") -> None:
         ] = None,
         json_: as_json = False,
     ) -> None:
-        """Check one update on a little real data before a long run."""
+        """Check one update on a little real data before a long run.
+
+        Exit status 0: passed, 1: something to look at, 2: bad input.
+        """
         raise typer.Exit(_guarded(lambda: run_preflight(name, record, json_)))
 
 
@@ -65,10 +74,10 @@ def run_doctor(name: str | None, symptom: str | None, as_json: bool) -> int:
         else:
             _print(describe(symptom))
         if name is None:
-            return 0
+            return FINE
     diagnosis = diagnose(**load(name))
     _print(diagnosis.to_json() if as_json else str(diagnosis))
-    return 0 if diagnosis.right else 1
+    return FINE if diagnosis.right else FOUND
 
 
 def run_preflight(name: str | None, record: Path | None, as_json: bool) -> int:
@@ -77,11 +86,17 @@ def run_preflight(name: str | None, record: Path | None, as_json: bool) -> int:
     from jax_accum.doctor import preflight
 
     kept = None if record is None else RunRecord.load(record)
-    result = preflight(**load(name), record=kept)
+    given = load(name)
+    if "update" not in given:
+        raise ValueError(
+            f"{name} returned a gradient alone: a preflight runs whole updates. Return "
+            "(update, case)."
+        )
+    result = preflight(**given, record=kept)
     if kept is not None and record is not None:
         kept.save(record)
     _print(result.to_json() if as_json else str(result))
-    return 0 if result.passed else 1
+    return FINE if result.passed else FOUND
 
 
 def load(name: str | None) -> dict[str, Any]:
@@ -92,25 +107,7 @@ def load(name: str | None) -> dict[str, Any]:
     """
     if name is None:
         raise ValueError("MODULE:NAME is missing: give a function that returns (update, case).")
-    module_name, colon, attribute = name.rpartition(":")
-    if not colon or not module_name or not attribute:
-        raise ValueError(f"{name!r} is not of the form MODULE:NAME, such as train:doctor_case.")
-    if module_name.endswith(".py"):
-        path = Path(module_name)
-        if not path.is_file():
-            raise ValueError(f"there is no file {module_name}.")
-        sys.path.insert(0, str(path.parent.resolve()))
-        module_name = path.stem
-    elif "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(f"{module_name} cannot be imported: {error}") from error
-    make = getattr(module, attribute, None)
-    if make is None or not callable(make):
-        raise ValueError(f"{module_name} has no function {attribute}.")
-    made = make()
+    made = find_function(name, "argument")()
     if isinstance(made, tuple) and len(made) == 2:
         return {"update": made[0], "case": made[1]}
     if isinstance(made, Mapping) and "case" in made:
@@ -125,8 +122,7 @@ def _guarded(run: Callable[[], int]) -> int:
     try:
         return run()
     except (ValueError, TypeError, OSError, json.JSONDecodeError) as error:
-        sys.stderr.write(f"jax-accum: {' '.join(str(error).split())}\n")
-        return BAD_INPUT
+        return bad_input(error)
 
 
 def _print(text: str) -> None:
