@@ -223,7 +223,8 @@ def as_dtype_of(new: Any, old: Any) -> Any:
 
 def can_hold(acc: Tree, tree: Tree) -> bool:
     """Whether each leaf of `tree` has its place in `acc`: same form, and no wider dtype."""
-    if jax.tree.structure(acc) != jax.tree.structure(tree):
+    places: Any = jax.tree.structure(acc)
+    if places != jax.tree.structure(tree):
         return False
 
     def form(x: Any) -> tuple[Any, ...]:

@@ -59,14 +59,17 @@ def _from_thread(
     groups: Iterable[Group], size: int, sharding: NamedSharding | None
 ) -> Iterator[Group]:
     ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    room = threading.Semaphore(size)
+    # A queue of permits: in C, one system call to pass one on, where a Semaphore takes several.
+    room: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for _ in range(size):
+        room.put(None)
     stop = threading.Event()
 
     def work() -> None:
         try:
             source = iter(groups)
             while True:
-                room.acquire()
+                room.get()
                 if stop.is_set():
                     return
                 ready.put(_placed(next(source), sharding))
@@ -81,11 +84,11 @@ def _from_thread(
         while (item := ready.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
-            room.release()
+            room.put(None)
             yield item
     finally:
         stop.set()
-        room.release()
+        room.put(None)
         thread.join(timeout=60)
 
 

@@ -81,6 +81,7 @@ class RowReader:
         self._names: list[str] = []
         self._like: list[tuple[tuple[int, ...], np.dtype]] = []
         self._structure: Any = None
+        self._keys: list[str] = []  # of single examples that are flat dicts, in order of the leaves
         self._parts: collections.deque[Part] = collections.deque()  # read, and not taken
         self._ready = 0
         self._items = 0  # batches or examples read
@@ -98,7 +99,7 @@ class RowReader:
                 item = next(self._stream)
             except StopIteration:
                 break
-            part = self._read(item)
+            part = (self._read_quickly(item) if self._keys else None) or self._read(item)
             self._parts.append(part)
             self._ready += len(part.ids)
         if not self._ready:
@@ -128,6 +129,31 @@ class RowReader:
         together = np.concatenate if self._batched else np.stack
         return Rows(jax.tree.unflatten(self._structure, map(together, columns)), ids)
 
+    def _read_quickly(self, item: Tree) -> Part | None:
+        """A single example just like the first, which `_read` took; `None` leaves it to `_read`.
+
+        A stream of examples is read one by one: what is generic there costs more than the
+        training of a small model has time for.
+        """
+        if type(item) is not dict or len(item) != len(self._keys) + (self._ids is not None):
+            return None
+        skip = self._collate is not None
+        leaves = []
+        for key, (shape, dtype) in zip(self._keys, self._like, strict=True):
+            x = item.get(key)
+            if type(x) is not np.ndarray or x.dtype != dtype or x.shape[skip:] != shape:
+                return None
+            leaves.append(x)
+        name = self._numbered if self._ids is None else item.get(self._ids)
+        if self._ids is not None:
+            name = name.item() if isinstance(name, np.integer) else name
+            if type(name) not in (str, int) or name in self._seen:
+                return None
+            self._seen[name] = self._numbered
+        self._items += 1
+        self._numbered += 1
+        return Part(leaves, [name])
+
     def _read(self, item: Tree) -> Part:
         own_ids = None
         if self._ids is not None:
@@ -138,7 +164,7 @@ class RowReader:
             self._first_or_other(item, structure)
         rows = self._rows(leaves)
         self._require_alike(leaves)
-        if own_ids is None:
+        if self._ids is None:
             found = list(range(self._numbered, self._numbered + rows))
         else:
             found = self._checked_ids(own_ids, rows)
@@ -162,6 +188,8 @@ class RowReader:
         if not names:
             raise ValueError(f"{self._what} holds no arrays.")
         self._structure, self._names = structure, names
+        if not self._batched and type(item) is dict and sorted(item) == names:
+            self._keys = names
 
     def _without_ids(self, item: Tree) -> tuple[Tree, Any]:
         if not isinstance(item, Mapping) or self._ids not in item:
@@ -175,6 +203,10 @@ class RowReader:
 
     def _checked_ids(self, given: Any, rows: int) -> list[Any]:
         if self._batched:
+            if not np.iterable(given):
+                raise ValueError(
+                    f"{self._what} has {given!r} for its IDs: give a list, one ID an example."
+                )
             found = given.tolist() if hasattr(given, "tolist") else list(given)
             if len(found) != rows:
                 raise ValueError(f"{self._what} has {len(found)} IDs for {rows} examples.")

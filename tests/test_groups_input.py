@@ -35,6 +35,7 @@ def with_id(*ids):
         ([np.ones(2)], {"ids": "id"}, "batch 0 has no IDs: .* no keys"),
         ([with_id("a", None)], {"ids": "id"}, r"batch 0 has no ID \(None\) in row 1"),
         ([{"x": np.ones(2), "id": ["a"]}], {"ids": "id"}, "1 IDs for 2 examples"),
+        ([{"x": np.ones(2), "id": None}], {"ids": "id"}, "batch 0 has None for its IDs"),
         (
             [with_id("a", "b"), with_id("c", "a")],
             {"ids": "id"},
@@ -80,6 +81,7 @@ def with_id(*ids):
         "IDs asked of an array",
         "an ID that is None",
         "fewer IDs than examples",
+        "None for IDs",
         "an ID twice",
         "an ID that cannot be hashed",
         "an array without a mask",
@@ -134,3 +136,45 @@ def test_a_used_up_generator_is_no_second_epoch():
     assert len(list(ja.groups(batches, PLAN))) == 1
     with pytest.raises(ValueError, match="make a new one for each epoch"):
         list(ja.groups(batches, PLAN))
+
+
+def example(number, **other):
+    return {"x": np.arange(3), "id": f"e{number}"} | other
+
+
+@pytest.mark.parametrize("lengths", [None, [4]], ids=["of one length", "padded"])
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (example(0), "example 2 repeats the ID 'e0': .* number 0 and 2"),
+        (example(2, id=None), r"example 2 has no ID \(None\)"),
+        ({"x": np.arange(3)}, "example 2 has no IDs"),
+        (example(2, x=np.arange(3.0)), "'x' of example 2 .* float64, .* int64"),
+        (example(2, x=np.ones((3, 2), int)), "'x' of example 2 has shape "),
+        (example(2, y=np.ones(3)), r"example 2 has the leaves \['x', 'y'\]"),
+        ({"y": np.arange(3), "id": "e2"}, r"example 2 has the leaves \['y'\]"),
+        (example(2, x="a"), "example 2 holds str of dtype"),
+    ],
+    ids=[
+        "an ID repeated",
+        "an ID None",
+        "no ID",
+        "another dtype",
+        "another shape",
+        "a leaf more",
+        "another leaf",
+        "no array",
+    ],
+)
+def test_a_later_example_that_is_unlike_the_first_is_named(other, message, lengths):
+    stream = [example(0), example(1), other, example(3)]
+    with pytest.raises((ValueError, TypeError), match=message):
+        list(ja.groups(stream, PLAN, batched=False, ids="id", lengths=lengths))
+
+
+def test_ids_of_numpy_are_known_again_as_the_numbers_they_are():
+    stream = [example(i, id=np.int64(i)) for i in (7, 8, 9, 7)]
+    with pytest.raises(ValueError, match=r"repeats the ID 7: .* number 0 and 3"):
+        list(ja.groups(stream, PLAN, batched=False, ids="id"))
+    (group,) = ja.groups(stream[:3], PLAN, batched=False, ids="id")
+    assert [(type(name), name) for name in group.ids] == [(int, 7), (int, 8), (int, 9)]
