@@ -35,6 +35,26 @@ def test_a_skip_leaves_parameters_and_inner_state_as_they_are_bit_for_bit(value,
     assert (counts["attempts"], counts["updates"], counts["skipped_nonfinite"]) == (2, 1, 1)
 
 
+@pytest.mark.parametrize("way", ["update", "apply"])
+@pytest.mark.parametrize("at", [0, 1], ids=["in the first microbatch", "in the ending one"])
+def test_around_a_guard_a_skip_hands_out_zeros_and_the_next_group_is_clean(way, at):
+    tx = ja.MultiSteps(ja.guard(optax.adam(0.1)), 2)
+    call = jax.jit(getattr(tx, way))
+    nothing = PARAMS if way == "apply" else jax.tree.map(jnp.zeros_like, PARAMS)
+
+    def clean_group(state):
+        for _ in range(2):
+            out, state = call(GOOD, state, PARAMS)
+        return out, state.inner_opt_state.inner_state
+
+    state = tx.init(PARAMS)
+    for n in range(2):
+        out, state = call(bad(jnp.inf) if n == at else GOOD, state, PARAMS)
+        assert_bitwise(out, nothing)
+    assert ja.counts(state)["skipped_nonfinite"] == 1
+    assert_bitwise(clean_group(state), clean_group(tx.init(PARAMS)))
+
+
 def test_a_finite_gradient_is_what_the_inner_optimizer_alone_would_make_of_it():
     inner = optax.sgd(0.1, momentum=0.5)
     tx = ja.guard(inner)
