@@ -54,7 +54,7 @@ def make(training):
     """The pair, with statistics as a trained model would have them."""
     model = Net(training)
     image = np.zeros((1, 8, 8, 1), np.float32)
-    weights = model.init(jax.random.key(3), image)["params"]
+    weights = model.init(jax.random.key(0), image)["params"]
     rng = np.random.default_rng(0)
     statistics = {
         "mean": rng.normal(size=8).astype(np.float32),
@@ -89,7 +89,7 @@ def make(training):
             {"image": images[i : i + ROWS], "digit": digits.target[i : i + ROWS]}
             for i in range(0, ROWS * UPDATES, ROWS)
         ],
-        microbatches=(2,),
+        microbatches=(2, 4),
         optimizers=("sgd",),
         ways=("inone",),
     )

@@ -3,7 +3,7 @@
 The rule. "The same" is judged against a float64 run of the undivided batch in the same framework.
 In float32, the accumulated run may be `FACTOR` times as far from it as that framework's own
 undivided float32 run is. In float64 nothing more exact is at hand, and the two frameworks and
-their undivided runs must agree to `FLOAT64_AGREEMENT`. `TOLERANCES` holds every number and why.
+their undivided runs must agree to `FLOAT64_AGREEMENT`. `tolerances` holds every number and why.
 """
 
 from __future__ import annotations
@@ -14,61 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jax_accum.crosscheck.maps import Arrays
-from jax_accum.crosscheck.trace import Trace, tree_norm
-
-FACTOR = 4.0
-FLOAT32_ROUNDING = 2.0**-24
-FLOAT64_ROUNDING = 2.0**-53
-NARROW_ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-11}
-SCALAR_ULPS = 4.0
-FLOAT64_AGREEMENT = 1e-12
-SMALL_PARAMETER = 2.0**-10
-PARAMETER_FACTOR = 4.0
+from jax_accum.crosscheck.tolerances import (
+    FLOAT32_ROUNDING,
+    FLOAT64_ROUNDING,
+    NARROW_ROUNDING,
+    SCALAR_ULPS,
+)
+from jax_accum.crosscheck.trace import Trace
+from jax_accum.testing._rule import FACTOR, FLOAT64_AGREEMENT, distances
 
 UNDIVIDED = "JAX vs PyTorch, undivided float64"
-
-TOLERANCES: dict[str, tuple[float, str]] = {
-    "FACTOR": (
-        FACTOR,
-        "an accumulated run adds the same numbers in another order; its error is of the size of "
-        "the undivided run's, and four times it leaves room for chance but for no mistake",
-    ),
-    "FLOAT32_ROUNDING": (
-        FLOAT32_ROUNDING,
-        "half a unit in the last place: no float32 tree can be expected nearer to a float64 one, "
-        "so where an undivided run happens to be nearer, this stands for its error",
-    ),
-    "FLOAT64_ROUNDING": (FLOAT64_ROUNDING, "the same for float64"),
-    "BFLOAT16_ROUNDING": (
-        NARROW_ROUNDING["bfloat16"],
-        "half a unit in the last place: where an undivided loss or norm computed in bfloat16 "
-        "happens to be nearer to the float64 one, this stands for its error",
-    ),
-    "FLOAT16_ROUNDING": (NARROW_ROUNDING["float16"], "the same for float16"),
-    "SCALAR_ULPS": (
-        SCALAR_ULPS,
-        "a loss or a norm is one number, not thousands whose errors average out: by luck the "
-        "undivided one can be exact, so a few roundings always count as its error",
-    ),
-    "FLOAT64_AGREEMENT": (
-        FLOAT64_AGREEMENT,
-        "some ten thousand roundings of float64, and a millionth of the error of one float32 "
-        "rounding: no mistake in the arithmetic of a loss is that small",
-    ),
-    "SMALL_PARAMETER": (
-        SMALL_PARAMETER,
-        "a parameter whose gradient is less than this share of the tree's, such as the bias of "
-        "the attention keys, whose gradient is 0 in exact arithmetic, holds little but rounding "
-        "of larger numbers: it is measured against this share of the tree's norm",
-    ),
-    "PARAMETER_FACTOR": (
-        PARAMETER_FACTOR,
-        "for models of your own: the claim is of the whole gradient, and one parameter of a few "
-        "entries, such as the shift of a norm, is summed up over all positions in an order that "
-        "changes with the rows; it gets this much more room, and mistakes are off by far more",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -122,11 +77,15 @@ class References:
       float32: in float32; of a run in a narrower dtype, in that dtype.
       float64: in float64.
       skips: by group, ``nonfinite``, ``empty`` or None; empty where all make updates.
+      pieces: the same groups in float32 and in float64, where the gradient of each microbatch is
+        that of a plain program and they are put together without rounding. What the two are apart
+        is the framework's own rounding at the size of a microbatch.
     """
 
     float32: Trace
     float64: Trace
     skips: tuple[str | None, ...] = ()
+    pieces: tuple[Trace, Trace] | None = None
 
     def skipped(self, index: int) -> bool:
         """Whether the group of this index, from 0, makes no update."""
@@ -207,25 +166,6 @@ def worst(findings: list[Finding]) -> Finding:
     return measured if measured is not None and not (exact and measured.passed) else exact[0]
 
 
-def distance(got: Arrays, want: Arrays) -> float:
-    """Relative L2 distance over a tree: ``|got - want| / |want|``, summed in float64.
-
-    >>> distance({"a": np.array([3.0, 4.5])}, {"a": np.array([3.0, 4.0])})
-    0.1
-    """
-    return _ratio(tree_norm(_difference(got, want)), tree_norm(want))
-
-
-def parameter_distances(got: Arrays, want: Arrays) -> dict[str, float]:
-    """Relative L2 distance by parameter; small parameters are measured as `TOLERANCES` says."""
-    floor = SMALL_PARAMETER * tree_norm(want)
-    apart = _difference(got, want)
-    return {
-        path: _ratio(tree_norm({path: apart[path]}), max(tree_norm({path: want[path]}), floor))
-        for path in want
-    }
-
-
 @dataclass(frozen=True)
 class _Allowed:
     """Largest errors that pass: of scalars and parameters by update, of the first gradient."""
@@ -239,9 +179,11 @@ class _Allowed:
 
 def _allow(dtype: str, refs: References) -> _Allowed:
     """What one side may be off by, from its own undivided runs."""
-    low, high = refs.float32, refs.float64
-    updates = range(len(high.losses))
-    moved = [distance(low.parameters[i], high.parameters[i]) for i in updates]
+    updates = range(len(refs.float64.losses))
+    runs = [(refs.float32, refs.float64), *([refs.pieces] if refs.pieces else [])]
+    losses = _largest([_errors(low.losses, high.losses) for low, high in runs])
+    norms = _largest([_errors(low.norms, high.norms) for low, high in runs])
+    moved = _largest([[_moved(low, high, i) for i in updates] for low, high in runs])
     if dtype == "float64":
         # Rounding propagates through the updates as it does in float32, from a smaller start.
         finer = FLOAT64_ROUNDING / FLOAT32_ROUNDING
@@ -249,20 +191,23 @@ def _allow(dtype: str, refs: References) -> _Allowed:
         return _Allowed(
             agreement,
             agreement,
-            [FACTOR * max(finer * error, FLOAT64_ROUNDING) for error in _running_max(moved)],
+            [FACTOR * max(finer * error, FLOAT64_ROUNDING) for error in moved],
             FLOAT64_AGREEMENT,
-            dict.fromkeys(high.gradient, FLOAT64_AGREEMENT),
+            dict.fromkeys(refs.float64.gradient, FLOAT64_AGREEMENT),
         )
     scalar_floor = NARROW_ROUNDING.get(dtype, SCALAR_ULPS * FLOAT32_ROUNDING)
-    tree = max(distance(low.gradient, high.gradient), FLOAT32_ROUNDING)
-    per_parameter = parameter_distances(low.gradient, high.gradient)
+    own = [distances(low.gradient, high.gradient) for low, high in runs]
+    tree = max(FLOAT32_ROUNDING, *(found.tree for found in own))
     return _Allowed(
-        [FACTOR * max(e, scalar_floor) for e in _running_max(_errors(low.losses, high.losses))],
-        [FACTOR * max(e, scalar_floor) for e in _running_max(_errors(low.norms, high.norms))],
-        [FACTOR * max(error, FLOAT32_ROUNDING) for error in _running_max(moved)],
+        [FACTOR * max(error, scalar_floor) for error in losses],
+        [FACTOR * max(error, scalar_floor) for error in norms],
+        [FACTOR * max(error, FLOAT32_ROUNDING) for error in moved],
         FACTOR * tree,
         # The error of a parameter with few entries can be small by luck: the tree's stands in.
-        {path: FACTOR * max(error, tree) for path, error in per_parameter.items()},
+        {
+            path: FACTOR * max(tree, *(found.parameters[path] for found in own))
+            for path in refs.float64.gradient
+        },
     )
 
 
@@ -290,13 +235,13 @@ def _hold(side: str, index: int, got: Trace, want: Trace, allowed: _Allowed) -> 
     loss = _errors(got.losses, want.losses)[index]
     yield Finding("loss", side, update, loss, allowed.loss[index])
     if index == 0:
-        error = distance(got.gradient, want.gradient)
-        yield Finding("gradient", side, update, error, allowed.gradient)
-        for path, error in parameter_distances(got.gradient, want.gradient).items():
+        apart = distances(got.gradient, want.gradient)
+        yield Finding("gradient", side, update, apart.tree, allowed.gradient)
+        for path, error in apart.parameters.items():
             yield Finding("gradient", side, update, error, allowed.by_parameter[path], path)
     norm = _errors(got.norms, want.norms)[index]
     yield Finding("gradient norm", side, update, norm, allowed.norm[index])
-    moved = distance(got.parameters[index], want.parameters[index])
+    moved = _moved(got, want, index)
     yield Finding("parameters", side, update, moved, allowed.parameters[index])
 
 
@@ -311,13 +256,17 @@ def _errors(got: list[float], want: list[float]) -> list[float]:
     return [_ratio(abs(a - b), abs(b)) for a, b in zip(got, want, strict=True)]
 
 
-def _running_max(errors: list[float]) -> list[float]:
-    """Rounding errors only gather: an update at which they cancel says nothing of the next."""
-    return [max(errors[: i + 1]) for i in range(len(errors))]
+def _moved(got: Trace, want: Trace, index: int) -> float:
+    return distances(got.parameters[index], want.parameters[index]).tree
 
 
-def _difference(got: Arrays, want: Arrays) -> Arrays:
-    return {p: np.asarray(got[p], np.float64) - np.asarray(want[p], np.float64) for p in want}
+def _largest(runs: list[list[float]]) -> list[float]:
+    """The largest error of any run so far, by update.
+
+    Rounding errors only gather: an update at which they cancel says nothing of the next.
+    """
+    worst = [max(errors) for errors in zip(*runs, strict=True)]
+    return [max(worst[: i + 1]) for i in range(len(worst))]
 
 
 def _ratio(error: float, size: float) -> float:

@@ -18,15 +18,15 @@ import optax
 import jax_accum as ja
 from jax_accum.crosscheck import recipe as numbers
 from jax_accum.crosscheck.data import Group
-from jax_accum.crosscheck.jax_side import (
+from jax_accum.crosscheck.jax_recipe import (
     Batch,
     JaxRecipe,
     LossFn,
-    Seen,
     Tree,
     apply_inner,
     mean_gradient,
 )
+from jax_accum.crosscheck.jax_side import Seen
 from jax_accum.crosscheck.trace import COUNTERS
 
 Logits = Callable[[Tree, Any], jax.Array]

@@ -44,16 +44,16 @@ class Fault:
 
     def loop(self, case: Case, sizes: GPTSizes) -> Loop:
         """The faulty loop, in place of the library's."""
-        from jax_accum.crosscheck import fault_loops, jax_side
+        from jax_accum.crosscheck import fault_loops, jax_recipe
 
-        recipe = jax_side.JaxRecipe(sizes, case.optimizer)
+        recipe = jax_recipe.JaxRecipe(sizes, case.optimizer)
         mistake = getattr(fault_loops, self.name.replace("-", "_"))
         return fault_loops.HandWritten(
             recipe,
             case.microbatches,
             case.microbatch_size,
             fault_loops.correct if self.loss else mistake,
-            mistake(jax_side.logits_function(sizes)) if self.loss else recipe.loss,
+            mistake(jax_recipe.logits_function(sizes)) if self.loss else recipe.loss,
         )
 
     def full_loop(self, case: FullCase, recipe: Recipe) -> Loop:
@@ -73,6 +73,7 @@ class Fault:
     def full_trace(self, case: FullCase, weights: Arrays, groups: Sequence[RowGroup]) -> Trace:
         """The run of a faulty PyTorch loop in a case of the full matrix."""
         from jax_accum.crosscheck import torch_fault_ddp, torch_fault_loops
+        from jax_accum.crosscheck.torch_hand_loop import Loop
 
         if self.name == NO_SYNC:
             from torch_ref.launch import spawn
@@ -80,7 +81,7 @@ class Fault:
             return spawn(torch_fault_ddp.run, REPLICAS, case, weights, list(groups))[0]
         mistake = self.name.removeprefix("torch-").replace("-", "_")
         loop = getattr(torch_fault_loops, mistake)
-        return torch_fault_loops.Loop(case, weights, loop).run(groups)
+        return Loop(case, weights, loop).run(groups)
 
 
 def find_fault(name: str) -> Fault:

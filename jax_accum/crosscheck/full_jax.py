@@ -21,7 +21,7 @@ from jax_accum.crosscheck.full_data import (
     GROWTH_INTERVAL,
     INITIAL_SCALE,
 )
-from jax_accum.crosscheck.jax_side import tap
+from jax_accum.crosscheck.jax_recipe import tap
 
 Tree = Any
 Batch = Mapping[str, Any]

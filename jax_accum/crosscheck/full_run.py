@@ -22,7 +22,7 @@ from jax_accum.crosscheck.full_data import (
     full_groups,
     pad_rows,
 )
-from jax_accum.crosscheck.jax_side import apply_inner
+from jax_accum.crosscheck.jax_recipe import apply_inner
 from jax_accum.crosscheck.maps import (
     Arrays,
     Entry,

@@ -22,7 +22,8 @@ import jax_accum as ja
 from jax_accum.crosscheck.errors import InputError
 from jax_accum.crosscheck.full_data import Batch, RowGroup, pad_rows
 from jax_accum.crosscheck.full_jax import Recipe, terms_of
-from jax_accum.crosscheck.jax_side import Seen, tapped
+from jax_accum.crosscheck.jax_recipe import tapped
+from jax_accum.crosscheck.jax_side import Seen
 from jax_accum.crosscheck.matrix import EXAMPLES_PER_UPDATE, REPLICAS
 
 Tree = Any

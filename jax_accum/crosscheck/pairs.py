@@ -138,7 +138,7 @@ class PairCase:
 
 
 def pair_cases(pair: Pair) -> list[PairCase]:
-    """Every product of a pair's choices; ways across calls only where the loss has one term."""
+    """Every product of a pair's choices."""
     return [
         PairCase(way, count, optimizer, dtype)
         for count in pair.microbatches

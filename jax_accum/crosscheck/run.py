@@ -18,6 +18,7 @@ from jax_accum.crosscheck.data import WINDOW, Document, Group, make_groups, orde
 from jax_accum.crosscheck.faults import Fault
 from jax_accum.crosscheck.full_run import FullMatrix, ProcessesError
 from jax_accum.crosscheck.gpt import GPTSizes, parameter_shapes
+from jax_accum.crosscheck.jax_recipe import JaxRecipe
 from jax_accum.crosscheck.maps import gpt_map, initial_weights
 from jax_accum.crosscheck.matrix import ATTEMPTS, EXAMPLES_PER_UPDATE, AnyCase, FullCase
 from jax_accum.crosscheck.torch_side import TorchSide, one_thread
@@ -214,7 +215,7 @@ class Crosscheck:
         key = (case.optimizer, tuple(len(group.examples) for group in groups))
         with self._locks[key]:
             if key not in self._references:
-                recipe = jax_side.JaxRecipe(self.sizes, case.optimizer)
+                recipe = JaxRecipe(self.sizes, case.optimizer)
                 whole = jax_side.Undivided(recipe, case.examples_per_update)
                 jax = [jax_side.run(whole, self.weights, groups, dtype) for dtype in DTYPES]
                 torch = [self.torch.undivided(groups, case.optimizer, dtype) for dtype in DTYPES]
@@ -225,7 +226,7 @@ class Crosscheck:
     def _loop(self, case: Case) -> jax_side.Loop:
         if self.fault is not None and self.fault.side == "JAX":
             return self.fault.loop(case, self.sizes)
-        recipe = jax_side.JaxRecipe(self.sizes, case.optimizer)
+        recipe = JaxRecipe(self.sizes, case.optimizer)
         return jax_side.WAYS[case.way](recipe, case.microbatches, case.microbatch_size)
 
 

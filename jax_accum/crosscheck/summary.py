@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jax_accum.crosscheck.compare import TOLERANCES, UNDIVIDED, Finding
+from jax_accum.crosscheck.compare import UNDIVIDED, Finding
 from jax_accum.crosscheck.data import WINDOW
 from jax_accum.crosscheck.run import CaseResult, Crosscheck
+from jax_accum.crosscheck.tolerances import TOLERANCES
 
 SCHEMA = 1
 PACKAGES = ("jax-accum", "jax", "jaxlib", "optax", "flax", "torch", "numpy")

@@ -5,17 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from jax_accum.crosscheck.compare import (
-    FACTOR,
-    Finding,
-    References,
-    distance,
-    first_failure,
-    judge,
-    parameter_distances,
-    worst,
-)
+from jax_accum.crosscheck.compare import Finding, References, first_failure, judge, worst
 from jax_accum.crosscheck.trace import COUNTERS, Trace
+from jax_accum.testing._rule import FACTOR
 
 TRUTH = np.linspace(1.0, 2.0, 50)
 COUNTS = dict.fromkeys(COUNTERS, 3)
@@ -108,10 +100,28 @@ def test_one_wrong_parameter_is_found_though_the_tree_passes():
 
 
 def test_a_parameter_whose_gradient_is_only_rounding_is_measured_against_the_tree():
-    want = {"w": TRUTH, "zero": np.full(5, 1e-18)}
-    got = {"w": TRUTH, "zero": np.full(5, -3e-18)}
-    assert parameter_distances(got, want)["zero"] < 1e-12
-    assert distance(got, want) < 1e-12
+    def made(zero):
+        return trace(gradient={"w": TRUTH, "zero": np.full(5, zero)})
+
+    exact = References(made(1e-18), made(1e-18))
+    found = judge("float32", made(-3e-18), made(1e-18), exact, exact, COUNTS)
+    assert first_failure(found) is None
+    assert {finding.parameter for finding in found} == {None, "w", "zero"}
+
+
+def test_rounding_at_the_size_of_a_microbatch_counts_as_the_frameworks_own():
+    pieces = trace(0.1 + 1e-5), trace(0.1)
+    exact = References(trace(1e-6), trace(), pieces=pieces)
+    for error, passes in ((3.5e-5, True), (4.5e-5, False)):
+        found = judge("float32", trace(error), trace(), exact, exact, COUNTS)
+        assert (first_failure(found) is None) == passes
+
+
+def test_microbatches_that_are_not_finite_leave_the_room_that_the_undivided_batch_gives():
+    exact = References(trace(1e-6), trace(), pieces=(trace(math.nan), trace()))
+    for error, passes in ((3.9e-6, True), (4.1e-6, False)):
+        found = judge("float32", trace(error), trace(), exact, exact, COUNTS)
+        assert (first_failure(found) is None) == passes
 
 
 def test_the_first_failure_is_the_first_of_the_run_and_not_the_largest():
