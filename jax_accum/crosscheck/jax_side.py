@@ -16,7 +16,7 @@ import jax_accum as ja
 from jax_accum.crosscheck.data import Group, pad
 from jax_accum.crosscheck.jax_recipe import JaxRecipe, Tree, apply_inner, mean_gradient, tapped
 from jax_accum.crosscheck.maps import Arrays, flatten, unflatten
-from jax_accum.crosscheck.trace import Trace
+from jax_accum.crosscheck.trace import Trace, tree_norm
 
 
 class Seen(NamedTuple):
@@ -57,6 +57,38 @@ class Undivided:
         (loss, _), gradient = mean_gradient(self.recipe.loss)(params, batch)
         params, state = apply_inner(self.recipe)(params, state, gradient)
         return params, state, Seen(loss, optax.tree.norm(gradient), gradient)
+
+    def counters(self, state: Tree) -> dict[str, int]:
+        """Nothing is counted."""
+        del state
+        return {}
+
+
+@dataclass
+class Pieces:
+    """Microbatches: each gradient by a plain program, added up in float64 and divided once."""
+
+    recipe: JaxRecipe
+    microbatch_size: int
+
+    def start(self, params: Tree) -> Tree:
+        """State of the inner optimizer."""
+        return self.recipe.inner().init(params)
+
+    def update(self, params: Tree, state: Tree, group: Group) -> tuple[Tree, Tree, Seen]:
+        """One update from the microbatches' gradients, put together without rounding."""
+        total = {path: np.zeros(leaf.shape) for path, leaf in flatten(params).items()}
+        loss, weight = 0.0, 0
+        for batch in group.microbatches(self.microbatch_size):
+            (mean, tokens), gradient = mean_gradient(self.recipe.loss)(params, batch)
+            loss, weight = loss + float(mean) * int(tokens), weight + int(tokens)
+            for path, array in _numpy(gradient).items():
+                total[path] += int(tokens) * array.astype(np.float64)
+        dtypes = {path: leaf.dtype for path, leaf in flatten(params).items()}
+        exact = {path: array / weight for path, array in total.items()}
+        gradient = unflatten({n: jnp.asarray(a, dtypes[n]) for n, a in exact.items()})
+        params, state = apply_inner(self.recipe)(params, state, gradient)
+        return params, state, Seen(loss / weight, tree_norm(exact), gradient)
 
     def counters(self, state: Tree) -> dict[str, int]:
         """Nothing is counted."""

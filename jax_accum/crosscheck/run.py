@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from jax_accum.crosscheck import jax_side
 from jax_accum.crosscheck.cases import DTYPES, Case
@@ -30,6 +30,7 @@ WORKERS = min(2, os.cpu_count() or 1)
 
 
 Key = tuple[str, tuple[int, ...]]
+Plain = tuple[tuple[Trace, Trace], tuple[Trace, Trace]]
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Crosscheck:
     results: list[CaseResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._references: dict[Key, tuple[References, References]] = {}
+        self._references: dict[Key, Plain] = {}
         self._stop = threading.Event()
         self._full: FullMatrix | None = None
         self._locks: defaultdict[Key, threading.Lock] = defaultdict(threading.Lock)
@@ -211,16 +212,31 @@ class Crosscheck:
         return make_groups(self.examples, sizes)
 
     def references(self, case: Case, groups: Sequence[Group]) -> tuple[References, References]:
-        """Undivided runs of JAX and of PyTorch: one set for all cases with the same groups."""
-        key = (case.optimizer, tuple(len(group.examples) for group in groups))
+        """Plain runs of JAX and of PyTorch, of whole batches and at the size of a microbatch."""
+        wholes = self._plain(case, groups, case.examples_per_update)
+        if case.microbatches == 1:
+            return References(*wholes[0]), References(*wholes[1])
+        pieces = self._plain(case, groups, case.microbatch_size)
+        return (
+            References(*wholes[0], pieces=pieces[0]),
+            References(*wholes[1], pieces=pieces[1]),
+        )
+
+    def _plain(self, case: Case, groups: Sequence[Group], size: int) -> Plain:
+        """Runs of (float32, float64) of each framework: one set for all cases with these groups."""
+        key = (case.optimizer, (size, *(len(group.examples) for group in groups)))
         with self._locks[key]:
             if key not in self._references:
-                recipe = JaxRecipe(self.sizes, case.optimizer)
-                whole = jax_side.Undivided(recipe, case.examples_per_update)
-                jax = [jax_side.run(whole, self.weights, groups, dtype) for dtype in DTYPES]
-                torch = [self.torch.undivided(groups, case.optimizer, dtype) for dtype in DTYPES]
-                pairs = (jax[0], jax[1]), (torch[0], torch[1])
-                self._references[key] = References(*pairs[0]), References(*pairs[1])
+                recipe, weights = JaxRecipe(self.sizes, case.optimizer), self.weights
+                if size == case.examples_per_update:
+                    loop: jax_side.Loop = jax_side.Undivided(recipe, size)
+                    run_torch = self.torch.undivided
+                else:
+                    loop = jax_side.Pieces(recipe, size)
+                    run_torch = partial(self.torch.pieces, microbatch_size=size)
+                ours = [jax_side.run(loop, weights, groups, dtype) for dtype in DTYPES]
+                theirs = [run_torch(groups, case.optimizer, dtype) for dtype in DTYPES]
+                self._references[key] = (ours[0], ours[1]), (theirs[0], theirs[1])
             return self._references[key]
 
     def _loop(self, case: Case) -> jax_side.Loop:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +13,7 @@ from jax_accum.crosscheck import recipe
 from jax_accum.crosscheck.data import Group, pad
 from jax_accum.crosscheck.gpt import GPTSizes
 from jax_accum.crosscheck.maps import Arrays, ParameterMap
-from jax_accum.crosscheck.trace import COUNTERS, Trace
+from jax_accum.crosscheck.trace import COUNTERS, Trace, tree_norm
 from torch_ref.accumulate import accumulate
 from torch_ref.gradients import clip_gradients, gradients, parameters
 from torch_ref.losses import Weighted, next_token_cross_entropy, next_token_targets
@@ -85,10 +84,7 @@ class TorchSide:
             order = {"denominators": "first", "weights_fn": _weight}
         counts, trace = Counts(), Trace()
         for group in groups:
-            microbatches = [
-                _batch(group.examples[i : i + microbatch_size])
-                for i in range(0, len(group.examples), microbatch_size)
-            ]
+            microbatches = _microbatches(group, microbatch_size)
             gradient: Arrays = {}
             if not trace.losses:
                 # A run of its own, because an update leaves the gradient clipped.
@@ -112,22 +108,57 @@ class TorchSide:
 
     def undivided(self, groups: Sequence[Group], optimizer: str, dtype: str) -> Trace:
         """The same updates from whole batches: nothing is cut, summed up or divided again."""
+
+        def gradient(model: GPT, group: Group) -> tuple[float, Arrays]:
+            found = undivided(model, _loss, _batch(group.examples), dtype=DTYPES[dtype])
+            return found.loss, found.gradients
+
+        return self._train(groups, optimizer, dtype, gradient)
+
+    def pieces(
+        self, groups: Sequence[Group], optimizer: str, dtype: str, microbatch_size: int
+    ) -> Trace:
+        """The same from microbatches, each by itself, added up in float64 and divided once."""
+
+        def gradient(model: GPT, group: Group) -> tuple[float, Arrays]:
+            parts = [
+                undivided(model, _loss, microbatch, dtype=DTYPES[dtype])
+                for microbatch in _microbatches(group, microbatch_size)
+            ]
+            weights = [part.weights["loss"] for part in parts]
+            shares = [weight / sum(weights) for weight in weights]
+            loss = sum(share * part.loss for share, part in zip(shares, parts, strict=True))
+            total = {name: np.zeros(array.shape) for name, array in parts[0].gradients.items()}
+            for share, part in zip(shares, parts, strict=True):
+                for name, array in part.gradients.items():
+                    total[name] += share * array.astype(np.float64)
+            return loss, {name: array.astype(dtype) for name, array in total.items()}
+
+        return self._train(groups, optimizer, dtype, gradient)
+
+    def _train(
+        self,
+        groups: Sequence[Group],
+        optimizer: str,
+        dtype: str,
+        gradient: Callable[[GPT, Group], tuple[float, Arrays]],
+    ) -> Trace:
+        """An update for each group; ``gradient(model, group)`` is its loss and gradient."""
         model = self._model(dtype)
         torch_optimizer, scheduler, clip_norm = _optimizer(model, optimizer)
         trace = Trace()
         for group in groups:
-            found = undivided(model, _loss, _batch(group.examples), dtype=DTYPES[dtype])
+            loss, found = gradient(model, group)
             for name, parameter in model.named_parameters():
-                parameter.grad = torch.from_numpy(found.gradients[name])
-            squares = [np.sum(np.square(g, dtype=np.float64)) for g in found.gradients.values()]
-            norm = math.sqrt(sum(squares))
-            gradient = self.mapping.to_jax(gradients(model))
+                parameter.grad = torch.from_numpy(found[name])
+            norm = tree_norm(found)
+            first = self.mapping.to_jax(gradients(model))
             if clip_norm is not None:
                 clip_gradients(model, clip_norm, norm)
             torch_optimizer.step()
             if scheduler is not None:
                 scheduler.step()
-            trace.add(found.loss, norm, gradient, self.mapping.to_jax(parameters(model)))
+            trace.add(loss, norm, first, self.mapping.to_jax(parameters(model)))
         return trace
 
     def _model(self, dtype: str) -> GPT:
@@ -159,6 +190,10 @@ def _batch(examples: Sequence[Any]) -> Batch:
         "tokens": torch.from_numpy(arrays["tokens"]).long(),
         "mask": torch.from_numpy(arrays["mask"]),
     }
+
+
+def _microbatches(group: Group, size: int) -> list[Batch]:
+    return [_batch(group.examples[i : i + size]) for i in range(0, len(group.examples), size)]
 
 
 def _loss(model: Any, batch: Batch) -> Weighted:

@@ -1,14 +1,15 @@
 """Runs at a small size: what is right is judged equal, and every planted fault is caught."""
 
+import numpy as np
 import pytest
 
 from jax_accum.crosscheck.cases import Case
-from jax_accum.crosscheck.compare import References
 from jax_accum.crosscheck.corpus import default_documents
 from jax_accum.crosscheck.data import WINDOW
 from jax_accum.crosscheck.faults import FAULTS, Fault
 from jax_accum.crosscheck.gpt import GPTSizes
 from jax_accum.crosscheck.run import Crosscheck
+from jax_accum.testing._rule import distances
 
 SMALL = GPTSizes(max_length=WINDOW, layers=1, heads=2, width=8)
 RAGGED = Case("across", 4, "adamw", "float32", ragged=True)
@@ -74,12 +75,34 @@ def test_a_fault_that_cannot_show_in_a_case_is_judged_equal_there(planted):
     assert planted(FAULTS["mean-of-means"]).compare(whole).equal
 
 
-def test_undivided_runs_are_made_once_for_all_cuts_of_the_same_groups(crosscheck):
-    one, other = Case("across", 4, "sgd", "float32"), Case("inone", 8, "sgd", "float64")
-    first = crosscheck.references(one, crosscheck.groups(one))
-    second = crosscheck.references(other, crosscheck.groups(other))
-    assert isinstance(first[0], References)
-    assert first is second
+def test_plain_runs_are_made_once_for_all_cases_that_can_share_them(crosscheck):
+    def references(way, count, dtype):
+        case = Case(way, count, "sgd", dtype)
+        return crosscheck.references(case, crosscheck.groups(case))
+
+    for one, other, same in zip(
+        references("across", 4, "float32"),
+        references("inone", 8, "float64"),
+        references("inone", 4, "float64"),
+        strict=True,
+    ):
+        assert one.float64 is other.float64 is same.float64
+        assert one.pieces is same.pieces
+        assert one.pieces[1] is not other.pieces[1]
+
+
+def test_microbatches_put_together_are_the_undivided_batch_in_float64(crosscheck):
+    case = Case("across", 4, "adamw", "float64", ragged=True)
+    for side in crosscheck.references(case, crosscheck.groups(case)):
+        (_, pieces), whole = side.pieces, side.float64
+        np.testing.assert_allclose(pieces.losses, whole.losses, rtol=1e-12)
+        np.testing.assert_allclose(pieces.norms, whole.norms, rtol=1e-12)
+        assert distances(pieces.gradient, whole.gradient).tree < 1e-12
+
+
+def test_a_batch_that_is_not_cut_is_its_own_measure(crosscheck):
+    case = Case("across", 1, "sgd", "float32")
+    assert [s.pieces for s in crosscheck.references(case, crosscheck.groups(case))] == [None, None]
 
 
 def test_a_run_ends_up_in_the_order_of_the_matrix_whatever_was_done_first():
