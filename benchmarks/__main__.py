@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import os
 import sys
@@ -10,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-NAMES = ("across_calls", "in_one_call", "replicas", "precision", "frameworks")
+NAMES = ("across_calls", "in_one_call", "replicas", "precision", "frameworks", "pipeline")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name} ...", end=" ", flush=True)
         start = time.perf_counter()
         module = importlib.import_module(f"benchmarks.{name}")
-        results.append(module.run(quick=asked.quick, full=asked.full))
+        results.append(module.run(quick=asked.quick, full=asked.full, limits=limits))
         print(f"{time.perf_counter() - start:.0f} s", flush=True)
     for row in _report.claims_table(results).rows:
         print("  ".join(map(str, row)))
-    page = _report.write(asked.out, results, machine, limits)
+    page = _report.write(asked.out, results, machine, dataclasses.asdict(limits))
     print(f"{_report.headline(results)} Report: {page}")
     return 0
 

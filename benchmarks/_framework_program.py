@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import time
@@ -26,7 +27,13 @@ def data(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     return tokens, mask
 
 
-def jax_update(size: dict[str, int], rows: int, a: int) -> Callable[[], float]:
+def flops(size: dict[str, int]) -> float:
+    """Of an update, per token: 6 per parameter in a matrix product, and attention."""
+    c, t = size["width"], size["max_length"]
+    return 6 * (size["layers"] * (12 * c * c + 2 * t * c) + 256 * c)
+
+
+def jax_update(size: dict[str, int], rows: int, a: int, narrow: bool) -> Callable[[], float]:
     """An update by `make_train_step`; returns the loss."""
     import jax
     import jax.numpy as jnp
@@ -44,6 +51,8 @@ def jax_update(size: dict[str, int], rows: int, a: int) -> Callable[[], float]:
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), weights)
 
     def loss_fn(params: Any, batch: Any) -> ja.Weighted:
+        if narrow:
+            params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
         logits = model.apply({"params": params}, batch["tokens"])
         return ja.losses.next_token_cross_entropy(logits, batch["tokens"], mask=batch["mask"])
 
@@ -60,7 +69,9 @@ def jax_update(size: dict[str, int], rows: int, a: int) -> Callable[[], float]:
     return update
 
 
-def torch_update(size: dict[str, int], rows: int, a: int, compiled: bool) -> Callable[[], float]:
+def torch_update(
+    size: dict[str, int], rows: int, a: int, narrow: bool, compiled: bool
+) -> Callable[[], float]:
     """An update by the loop of `torch_ref`; returns the loss."""
     import torch
 
@@ -76,10 +87,12 @@ def torch_update(size: dict[str, int], rows: int, a: int, compiled: bool) -> Cal
     model.load_state_dict(
         {name: torch.tensor(x, dtype=torch.float32) for name, x in weights.items()}
     )
+    device = "cuda" if torch_on_gpu() else "cpu"
+    model.to(device)
     forward = torch.compile(model) if compiled else model
     tokens, mask = data(rows, size["max_length"])
     parts = [
-        (torch.as_tensor(t), torch.as_tensor(m))
+        (torch.as_tensor(t, device=device), torch.as_tensor(m, device=device))
         for t, m in zip(np.split(tokens, a), np.split(mask, a), strict=True)
     ]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-2)
@@ -89,7 +102,8 @@ def torch_update(size: dict[str, int], rows: int, a: int, compiled: bool) -> Cal
         optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         for t, m in parts:
-            value = next_token_cross_entropy(forward(t), t, mask=m)
+            with torch.autocast(device, torch.bfloat16, enabled=narrow):
+                value = next_token_cross_entropy(forward(t), t, mask=m)
             share = value.total / total
             share.backward()
             loss += float(share.detach())
@@ -99,14 +113,36 @@ def torch_update(size: dict[str, int], rows: int, a: int, compiled: bool) -> Cal
     return update
 
 
+def torch_on_gpu() -> bool:
+    """Whether PyTorch takes the GPU: where JAX was told to, or told nothing."""
+    import torch
+
+    return torch.cuda.is_available() and os.environ.get("JAX_PLATFORMS", "cuda") != "cpu"
+
+
+def peak(framework: str) -> float:
+    """Bytes, at most, so far: of the GPU by the framework's own counter, else of the process."""
+    if framework == "jax":
+        import jax
+
+        counted = jax.devices()[0].memory_stats()
+        if counted and jax.devices()[0].platform == "gpu":
+            return float(counted["peak_bytes_in_use"])
+    elif torch_on_gpu():
+        import torch
+
+        return float(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
 def main() -> None:
     """Answers on standard output: a line when ready, then a time for every line read."""
-    framework, size_name, rows, a = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    size = SIZES[size_name]
+    framework, size_name, rows, a, dtype = sys.argv[1:]
+    given = SIZES[size_name], int(rows), int(a), dtype == "bfloat16"
     make: dict[str, Callable[[], Any]] = {
-        "jax": lambda: jax_update(size, rows, a),
-        "torch": lambda: torch_update(size, rows, a, False),
-        "torch.compile": lambda: torch_update(size, rows, a, True),
+        "jax": lambda: jax_update(*given),
+        "torch": lambda: torch_update(*given, compiled=False),
+        "torch.compile": lambda: torch_update(*given, compiled=True),
     }
     update = make[framework]()
     update()
@@ -114,10 +150,10 @@ def main() -> None:
     print(json.dumps({"ready": True}), flush=True)
     for _ in sys.stdin:
         start = time.perf_counter()
-        loss = update()
+        loss = update()  # a number on the host: the device has ended
         seconds = time.perf_counter() - start
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"seconds": seconds, "loss": loss, "peak": peak}), flush=True)
+        answer = {"seconds": seconds, "loss": loss, "peak": peak(framework)}
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

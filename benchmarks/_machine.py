@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import importlib.metadata
 import os
@@ -45,13 +46,26 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def limits(*, quick: bool = False) -> dict[str, float]:
-    """What bounds any way of doing it, measured here.
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What bounds any way of doing it, measured in the same run.
 
-    Returns:
-      `bytes_per_second`: read and written by an in-place update of an array far larger than
-      any cache; `flops_per_second`: of a large float32 matrix product.
+    Attributes:
+      bytes_per_second: read and written by an in-place update of an array far larger than any
+        cache.
+      flops_per_second: of a large matrix product of float32, as the framework does it by default.
     """
+
+    bytes_per_second: float
+    flops_per_second: float
+
+    def least(self, moved: float = 0.0, flops: float = 0.0) -> float:
+        """Seconds that moving so many bytes, then so many flops, take at least."""
+        return moved / self.bytes_per_second + flops / self.flops_per_second
+
+
+def limits(*, quick: bool = False) -> Limits:
+    """Measures them."""
     n = 2**20 if quick else 2**26
     side = 256 if quick else 2048
     bump = jax.jit(lambda x: x * 0.5 + 1.0, donate_argnums=0)
@@ -67,7 +81,4 @@ def limits(*, quick: bool = False) -> dict[str, float]:
         product(a, a).block_until_ready()
 
     seconds = interleaved({"move": move, "multiply": multiply}, rounds=3 if quick else 7)
-    return {
-        "bytes_per_second": 2 * x.nbytes / min(seconds["move"]),
-        "flops_per_second": 2 * side**3 / min(seconds["multiply"]),
-    }
+    return Limits(2 * x.nbytes / min(seconds["move"]), 2 * side**3 / min(seconds["multiply"]))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 import jax_accum as ja
+from benchmarks._machine import Limits
 from benchmarks._program import Program, inspect
 from benchmarks._result import Claim, Result, Table
 from benchmarks._timing import interleaved, milliseconds, ratio
@@ -156,8 +157,31 @@ def lone_ways(inner: optax.GradientTransformation) -> dict[str, tuple[Way, Calla
     }
 
 
+def least(limits: Limits, params: Tree, state: Any, ends: bool, orthogonalised: bool) -> float:
+    """Seconds of a call that no way can do without.
+
+    A microbatch that ends no group: read the gradient, read and write a float32 accumulator.
+    One that does: read the gradient, read and write parameters and the optimizer's state; and for
+    Muon the products of five Newton-Schulz iterations on each matrix.
+    """
+    grads = sum(x.nbytes for x in jax.tree.leaves(params))
+    if not ends:
+        return limits.least(grads + 2 * sum(4 * x.size for x in jax.tree.leaves(params)))
+    kept = sum(x.nbytes for x in jax.tree.leaves((params, state)))
+    flops = 0.0
+    if orthogonalised:
+        for n, m in (sorted(x.shape) for x in jax.tree.leaves(params) if x.ndim == 2):
+            flops += 5 * (2 * 2 * n * n * m + 2 * n**3)
+    return limits.least(grads + 2 * kept, flops)
+
+
 def measure(
-    result: Result, inner: optax.GradientTransformation, name: str, params: Tree, rounds: int
+    result: Result,
+    inner: optax.GradientTransformation,
+    name: str,
+    params: Tree,
+    rounds: int,
+    limits: Limits,
 ) -> None:
     """Times all ways for one inner optimizer and tree, and reads their programs."""
     grads = jax.tree.map(lambda x: jnp.full_like(x, 1e-3), params)
@@ -178,12 +202,13 @@ def measure(
         seconds = interleaved(
             runners, rounds=max(3, rounds // 3) if few else rounds, calls=1 if few else 2
         )
-        rows = []
+        bound = 1e3 * least(limits, params, inner.init(params), k == 1, name.startswith("Muon"))
+        rows: list[list[Any]] = []
         for way in runners:
             key = f"{name}/{ends}/{way}"
             time = result.add(ratio(f"{key}/time", seconds, way, base))
             spent = result.add(milliseconds(f"{key}/ms", seconds[way]))
-            row = [way, time, "", "", "", spent]
+            row = [way, time, "", "", "", spent, spent.value / bound]
             if way in programs:
                 extra = max(0.0, programs[way].temporary - own.temporary)
                 copies = max(0, programs[way].large_copies - own.large_copies)
@@ -206,16 +231,18 @@ def measure(
                     "beside the inner optimizer's own, P",
                     "copies of a leaf beside its own",
                     "ms",
+                    "times the limit",
                 ],
-                rows,
+                [*rows, ["physical limit", "", "", "", "", f"{bound:.3g}", ""]],
                 "P is the memory of one parameter tree. Parameters and state are donated. A "
                 "program that may end a group holds the inner optimizer, whose own needs are not "
-                "the wrapper's.",
+                "the wrapper's. The limit: bytes that must move over the bandwidth measured in "
+                "this run" + (", and flops of Muon over its matrix rate." if k == 1 else "."),
             )
         )
 
 
-def run(*, quick: bool = False, full: bool = False) -> Result:
+def run(*, limits: Limits, quick: bool = False, full: bool = False) -> Result:
     """The benchmark; `quick` at a tiny size, `full` with 200 M parameters and bfloat16 too."""
     result = Result("across_calls", __doc__ or "")
     millions = 0.5 if quick else 20
@@ -225,11 +252,12 @@ def run(*, quick: bool = False, full: bool = False) -> Result:
     if not quick:
         optimizers["Muon"] = optax.contrib.muon(1e-3)
     for name, inner in optimizers.items():
-        measure(result, inner, f"{name} f32", parameters(millions, jnp.float32), rounds)
+        few = max(3, rounds // 2) if name == "Muon" else rounds  # a call of it takes seconds
+        measure(result, inner, f"{name} f32", parameters(millions, jnp.float32), few, limits)
     if full:
         for dtype, size in ((jnp.bfloat16, 20), (jnp.float32, 200)):
             label = f"AdamW {jnp.dtype(dtype).name} {size} M"
-            measure(result, optax.adamw(1e-3), label, parameters(size, dtype), rounds)
+            measure(result, optax.adamw(1e-3), label, parameters(size, dtype), rounds, limits)
     for name in [n for n in ("AdamW f32", "Muon f32") if not quick or n.startswith("AdamW")]:
         key = f"{name}/ends no group"
         result.claims += [

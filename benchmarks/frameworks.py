@@ -9,7 +9,8 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks._framework_program import SIZES, data
+from benchmarks._framework_program import SIZES, data, flops
+from benchmarks._machine import Limits
 from benchmarks._result import Claim, Figure, Result, Table
 from benchmarks._timing import quartiles, ratio
 
@@ -17,10 +18,10 @@ from benchmarks._timing import quartiles, ratio
 class Process:
     """A framework in a process of its own, which updates when it is told to."""
 
-    def __init__(self, framework: str, size: str, rows: int, a: int):
+    def __init__(self, framework: str, size: str, rows: int, a: int, dtype: str):
         command = [sys.executable, "-m", "benchmarks._framework_program", framework, size]
         self.process = subprocess.Popen(
-            [*command, str(rows), str(a)],
+            [*command, str(rows), str(a), dtype],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -56,8 +57,11 @@ class Process:
         self.process.stdout.close()
 
 
-def measure(result: Result, size: str, rows: int, a: int, rounds: int) -> None:
-    """All frameworks at one size, in turn."""
+def measure(
+    result: Result, size: str, rows: int, a: int, dtype: str, rounds: int, limits: Limits
+) -> None:
+    """All frameworks at one size and precision, in turn."""
+    label = size if dtype == "float32" else f"{size}, {dtype}"
     names = ["jax"]
     if importlib.util.find_spec("torch"):
         names += ["torch", "torch.compile"]
@@ -67,7 +71,7 @@ def measure(result: Result, size: str, rows: int, a: int, rounds: int) -> None:
     peaks: dict[str, float] = {}
     try:
         for name in names:
-            processes[name] = Process(name, size, rows, a)
+            processes[name] = Process(name, size, rows, a, dtype)
         for i in range(rounds):
             for name in names if i % 2 == 0 else reversed(names):
                 answer = processes[name].update()
@@ -76,20 +80,21 @@ def measure(result: Result, size: str, rows: int, a: int, rounds: int) -> None:
     finally:
         for process in processes.values():
             process.close()
-    table = []
+    most = 1 / limits.least(flops=flops(SIZES[size]))
+    table: list[list[Any]] = []
     for name in names:
         low, middle, high = quartiles([tokens / s for s in seconds[name]])
         rate = result.add(
-            Figure(f"{size}/{name}/rate", middle, low, high, "tokens/s", False, "higher")
+            Figure(f"{label}/{name}/rate", middle, low, high, "tokens/s", False, "higher")
         )
-        over = result.add(ratio(f"{size}/{name}/time over jax", seconds, name, "jax"))
-        peak = result.add(Figure(f"{size}/{name}/memory", *[peaks[name] / 2**20] * 3, "MiB"))
-        table.append([name, rate, over, peak])
+        over = result.add(ratio(f"{label}/{name}/time over jax", seconds, name, "jax"))
+        peak = result.add(Figure(f"{label}/{name}/memory", *[peaks[name] / 2**20] * 3, "MiB"))
+        table.append([name, rate, over, peak, rate.value / most])
         if name != "jax":
             result.claims.append(
                 Claim(
-                    f"{size}: jax_accum is at least as fast as torch_ref ({name})",
-                    f"{size}/{name}/time over jax",
+                    f"{label}: jax_accum is at least as fast as torch_ref ({name})",
+                    f"{label}/{name}/time over jax",
                     1.0,
                     at_most=False,
                 )
@@ -97,19 +102,27 @@ def measure(result: Result, size: str, rows: int, a: int, rounds: int) -> None:
     sizes = SIZES[size]
     result.tables.append(
         Table(
-            f"{size}: {sizes['layers']} layers of width {sizes['width']}, {rows} rows, A = {a}",
-            ["framework", "tokens per second", "time over jax", "peak of the process, MiB"],
-            table,
-            "AdamW, float32, 2 threads each, every framework in a process of its own, in turn.",
+            f"{label}: {sizes['layers']} layers of width {sizes['width']}, {rows} rows, A = {a}",
+            ["framework", "tokens per second", "time over jax", "peak, MiB", "of the limit"],
+            [*table, ["physical limit", f"{most:,.0f}", "", "", ""]],
+            f"AdamW, {dtype} in the model, 2 threads each, every framework in a process of its "
+            "own, in turn. Peak: of the GPU by the framework's counter, without one of the "
+            "process. The limit: flops of the matrix products over the matrix rate measured in "
+            "this run; the share of it is what is called model flops utilisation.",
         )
     )
 
 
-def run(*, quick: bool = False, full: bool = False) -> Result:
-    """The benchmark."""
-    del full
+def run(*, limits: Limits, quick: bool = False, full: bool = False) -> Result:
+    """The benchmark; with bfloat16 in the model too where there is a GPU, or if `full`."""
+    import jax
+
     result = Result("frameworks", __doc__ or "")
     assert data(1, 16)[0].shape == (1, 16)
+    kinds = ["float32"]
+    if full or jax.default_backend() == "gpu":
+        kinds.append("bfloat16")
     for size, rows, a in [("tiny", 4, 2)] if quick else [("small", 32, 4), ("larger", 16, 4)]:
-        measure(result, size, rows, a, 3 if quick else 7)
+        for dtype in kinds:
+            measure(result, size, rows, a, dtype, 3 if quick else 7, limits)
     return result

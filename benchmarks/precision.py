@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 import jax_accum as ja
+from benchmarks._machine import Limits
 from benchmarks._result import Claim, Plot, Result, Table
 
 
@@ -97,9 +98,9 @@ def training(a: int, updates: int) -> dict[str, list[tuple[float, float]]]:
     return curves
 
 
-def run(*, quick: bool = False, full: bool = False) -> Result:
+def run(*, quick: bool = False, full: bool = False, limits: Limits | None = None) -> Result:
     """The benchmark."""
-    del full
+    del full, limits
     result = Result("precision", __doc__ or "")
     counts = [16, 64] if quick else [16, 64, 256, 1024, 4096]
     size = 256 if quick else 2048
