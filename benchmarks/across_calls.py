@@ -22,6 +22,8 @@ NEVER = 2**30
 OURS = "jax_accum, apply"
 OURS_UPDATE = "jax_accum, update"
 OPTAX = "optax.MultiSteps"
+SLOW = 0.4
+"""Seconds of a call from which on it gets few rounds."""
 TWO_JITS = "two jits, the host counts"
 
 
@@ -175,6 +177,27 @@ def least(limits: Limits, params: Tree, state: Any, ends: bool, orthogonalised: 
     return limits.least(grads + 2 * kept, flops)
 
 
+def timed(
+    runners: dict[str, Runner], always: tuple[str, ...], rounds: int
+) -> dict[str, dict[str, list[float]]]:
+    """Seconds per call by way: for each way the rounds in which it took its turn.
+
+    A way that takes long gets fewer rounds, so that a round of the others is short: their noise
+    is that of the machine in between. `always` are in all rounds, to be compared with.
+    """
+    start = {
+        way: interleaved({way: run}, rounds=1, warm_up=0)[way][0] for way, run in runners.items()
+    }
+    slow = [way for way in runners if start[way] > SLOW]
+    quick = {way: run for way, run in runners.items() if way not in slow}
+    seconds = interleaved(quick, rounds=rounds, calls=2)
+    found = dict.fromkeys(quick, seconds)
+    if slow:
+        both = {way: run for way, run in runners.items() if way in slow or way in always}
+        found |= dict.fromkeys(slow, interleaved(both, rounds=3, warm_up=0))
+    return found
+
+
 def measure(
     result: Result,
     inner: optax.GradientTransformation,
@@ -197,17 +220,13 @@ def measure(
             runners[way] = Runner(program, params, state, grads)
         pair = two_jits(inner, params, grads, ends=k == 1)
         runners[TWO_JITS] = Runner(pair, params, (inner.init(params), zeros_of(params)), grads)
-        # A call that ends a group runs the inner optimizer, which takes far longer.
-        few = k == 1
-        seconds = interleaved(
-            runners, rounds=max(3, rounds // 3) if few else rounds, calls=1 if few else 2
-        )
+        seconds = timed(runners, (base, OURS, OURS_UPDATE), rounds)
         bound = 1e3 * least(limits, params, inner.init(params), k == 1, name.startswith("Muon"))
         rows: list[list[Any]] = []
         for way in runners:
             key = f"{name}/{ends}/{way}"
-            time = result.add(ratio(f"{key}/time", seconds, way, base))
-            spent = result.add(milliseconds(f"{key}/ms", seconds[way]))
+            time = result.add(ratio(f"{key}/time", seconds[way], way, base))
+            spent = result.add(milliseconds(f"{key}/ms", seconds[way][way]))
             row = [way, time, "", "", "", spent, spent.value / bound]
             if way in programs:
                 extra = max(0.0, programs[way].temporary - own.temporary)
@@ -219,8 +238,8 @@ def measure(
                 ]
             rows.append(row)
         if k != 1:
-            result.add(ratio(f"{name}/{OPTAX} over ours", seconds, OPTAX, OURS))
-            result.add(ratio(f"{name}/update over {OPTAX}", seconds, OURS_UPDATE, OPTAX))
+            result.add(ratio(f"{name}/{OPTAX} over ours", seconds[OPTAX], OPTAX, OURS))
+            result.add(ratio(f"{name}/update over {OPTAX}", seconds[OPTAX], OURS_UPDATE, OPTAX))
         result.tables.append(
             Table(
                 f"{name}: a microbatch that {ends}",
@@ -246,14 +265,13 @@ def run(*, limits: Limits, quick: bool = False, full: bool = False) -> Result:
     """The benchmark; `quick` at a tiny size, `full` with 200 M parameters and bfloat16 too."""
     result = Result("across_calls", __doc__ or "")
     millions = 0.5 if quick else 20
-    rounds = 3 if quick else 9
+    rounds = 3 if quick else 25
     result.configuration = {"millions of parameters": millions, "rounds": rounds}
     optimizers = {"AdamW": optax.adamw(1e-3), "SGD": optax.sgd(1e-3, momentum=0.9)}
     if not quick:
         optimizers["Muon"] = optax.contrib.muon(1e-3)
     for name, inner in optimizers.items():
-        few = max(3, rounds // 2) if name == "Muon" else rounds  # a call of it takes seconds
-        measure(result, inner, f"{name} f32", parameters(millions, jnp.float32), few, limits)
+        measure(result, inner, f"{name} f32", parameters(millions, jnp.float32), rounds, limits)
     if full:
         for dtype, size in ((jnp.bfloat16, 20), (jnp.float32, 200)):
             label = f"AdamW {jnp.dtype(dtype).name} {size} M"
