@@ -106,6 +106,11 @@ def test_terms_with_denominators_of_their_own_and_a_microbatch_without_weight(of
     assert result.verdict == "equal", result.sentence
 
 
+def test_terms_across_calls_are_refused_with_what_to_give_instead(of_two_terms):
+    with pytest.raises(ValueError, match=r"\['error', 'size'\].*give ways=\('inone',\)"):
+        check_pair(dataclasses.replace(of_two_terms, ways=("across",)))
+
+
 @pytest.mark.parametrize("side", ["jax", "torch"])
 def test_in_float64_microbatches_put_together_are_the_undivided_batch(of_two_terms, side):
     runs = getattr(pair_run._PairRun(of_two_terms), side)
