@@ -95,8 +95,7 @@ def accumulated_value_and_grad(
       references: add to the accumulators inside the backward pass, with no gradient of a
         microbatch beside them: most of a tree less memory where the model scans over its
         layers, nothing where they are unrolled. Only microbatches with a weight are then
-        run, so that replicas may take differing numbers of turns: `loss_fn` must then hold no
-        collective, nor the mesh an automatic axis over which its model is sharded. The
+        run; a replica with fewer of them runs its first one again, for nothing. The
         parameters must be as wide as their accumulators, and `reduce="once"`.
 
     Returns:

@@ -155,7 +155,13 @@ def accumulate(
         return acc
 
     def take(
-        a: Any, so_far: Sums, params: Tree, apart: bool, refs: Tree = None, alone: bool = False
+        a: Any,
+        so_far: Sums,
+        params: Tree,
+        apart: bool,
+        refs: Tree = None,
+        alone: bool = False,
+        live: Any = None,
     ) -> Sums:
         params = layout.gather_in(a, params) if layout.gather_each else params
         pull: Any
@@ -170,6 +176,8 @@ def accumulate(
         if apart:
             acc = each_term(so_far.grads, params, seeds, a, so_far.state)
         elif refs is not None:
+            if live is not None:
+                seeds = {name: jnp.where(live, seed, 0) for name, seed in seeds.items()}
             _pull_into(pull, refs, seeds)
             acc = so_far.grads
         elif alone:
@@ -220,18 +228,28 @@ def accumulate(
     skips = not (layout.axes or jax.tree.leaves((aux, state)))
 
     def in_place(params: Tree) -> Sums:
-        # Nothing can be kept out of a reference afterwards, so that only what counts is run.
+        # Nothing can be kept out of a reference afterwards, so that only what counts is run. A
+        # replica with less of it takes its first microbatch again, with seeds of 0: all must
+        # take the same number of turns, as a collective in the loss needs.
         order = jnp.argsort(~weights.counts, stable=True)
+        own = jnp.sum(weights.counts)
+        turns = jax.lax.pmax(own, layout.axes) if layout.axes else own
         empty = start(params)
         refs = jax.tree.map(jax.new_ref, empty.grads)
         nothing = jax.tree.map(lambda _: None, refs)
-        sums = jax.lax.fori_loop(
-            0,
-            jnp.sum(weights.counts),
-            lambda i, sums: take(order[i], sums, params, False, refs),
-            empty._replace(grads=nothing),
-        )
-        return sums._replace(grads=jax.tree.map(jax.freeze, refs))
+
+        def turn(i: Any, sums: Sums) -> Sums:
+            if not layout.axes:
+                return take(order[i], sums, params, False, refs)
+            live = i < own
+            after = take(order[jnp.where(live, i, 0)], sums, params, False, refs, live=live)
+            return jax.tree.map(partial(jnp.where, live), after, sums)
+
+        sums = jax.lax.fori_loop(0, turns, turn, empty._replace(grads=nothing))
+        grads = jax.tree.map(jax.freeze, refs)
+        if layout.axes:  # where nothing counts, 0 times a NaN may stand
+            grads = jax.tree.map(lambda acc: jnp.where(own == 0, 0, acc), grads)
+        return sums._replace(grads=grads)
 
     if len(names) == 1:
         return loop(whole, False)

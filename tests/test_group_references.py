@@ -165,3 +165,45 @@ print("same")
         devices=2,
     )
     assert "same" in output
+
+
+def test_replicas_with_differing_numbers_of_microbatches_take_the_same_turns(run_python):
+    """A collective in the loss would wait for ever, and what is taken again must not count."""
+    output = run_python(
+        """
+import jax, jax.numpy as jnp, numpy as np
+from functools import partial
+from jax.sharding import AxisType, PartitionSpec as P
+import jax_accum as ja
+from tests.test_group_references import problem
+
+params, batch = problem()
+mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+
+def loss(params, batch):
+    def layer(h, w):
+        return jnp.tanh(h @ w), None
+    one = 1 + 0 * jax.lax.pmax(jnp.max(jnp.abs(batch["x"])), "data")  # a collective in the loss
+    h, _ = jax.lax.scan(layer, batch["x"] * one, params["layers"])
+    value = ja.losses.softmax_cross_entropy(h @ params["head"], batch["labels"])
+    mean = jnp.sum(h) / value.weight  # infinite where nothing is supervised
+    value = value._replace(total=value.total + 0 * mean)
+    return value, (value.weight, jnp.ones(()))
+
+def run(labels, references):
+    fn = ja.accumulated_value_and_grad(
+        loss, 4, axis_name="data", references=references, has_aux=True, aux=("sum", "sum"))
+    own = jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
+    (value, info), grads = own(params, {"x": batch["x"], "labels": labels})
+    return value, info.weights, grads, info.aux[0]
+
+for empty in (slice(2, 8), slice(0, 8), slice(8, 14)):
+    labels = (batch["labels"] % 16).at[empty].set(-100)
+    want, got = run(labels, False), run(labels, True)
+    assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(got)), (empty, got[0])
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-8), got, want)
+print("same")
+""",
+        devices=2,
+    )
+    assert "same" in output
