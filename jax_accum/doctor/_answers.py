@@ -15,6 +15,7 @@ from jax_accum.doctor._diagnosis import Diagnosis
 from jax_accum.doctor._predict import Run, predict
 from jax_accum.doctor._runs import Subject
 from jax_accum.doctor._score import Fit, Judge
+from jax_accum.doctor._vectors import norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +193,7 @@ def numbers(judge: Judge, run: Run, candidate: Candidate, right: Fit) -> dict[st
 
     def of(seen: Any) -> float:
         vector = seen.change if name == "change" else seen.visible[name]
-        return float(np.linalg.norm(vector))
+        return norm(vector)
 
     def predicted(c: Candidate) -> float:
         return of(predict(c, run, judge.case, judge.oracle, until=until)[place])
@@ -231,8 +232,8 @@ def coefficients(judge: Judge, run: Run, place: int) -> list[float]:
     ):
         return []
     solved, *_ = np.linalg.lstsq(basis, gradient, rcond=None)
-    left = np.linalg.norm(basis @ solved - gradient)
-    if left > 1e-2 * np.linalg.norm(gradient):
+    left = norm(basis @ solved - gradient)
+    if left > 1e-2 * norm(gradient):
         return []
     return [round(float(x), 4) for x in solved]
 
@@ -243,8 +244,8 @@ def tolerance_of(judge: Judge, run: Run, quantity: str = "change") -> float:
         return max(tolerances.get(quantity, judge.noise) for tolerances in judge.tolerances(run))
     worst = 0.0
     for tolerances, start, seen in zip(judge.tolerances(run), run.starts, run.seen, strict=True):
-        size = float(np.linalg.norm(seen.change))
-        base = 0.0 if run.gradient_only else float(np.linalg.norm(start))
+        size = norm(seen.change)
+        base = 0.0 if run.gradient_only else norm(start)
         if size and np.isfinite(size):
             worst = max(worst, tolerances["change"] + judge.eps * (1 + base / size))
     return worst

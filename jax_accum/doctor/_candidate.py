@@ -130,8 +130,8 @@ def gradient_of(
     earlier: Sequence[Sequence[Microbatch]] = (),
     place: int = 0,
     size: int | None = None,
-) -> tuple[np.ndarray, float]:
-    """The gradient that a candidate hands to the optimizer, and the scale of its rounding errors.
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The gradient that a candidate hands to the optimizer, and what it is the sum of.
 
     Args:
       candidate: the way to work.
@@ -142,7 +142,7 @@ def gradient_of(
       size: microbatches of the group, where `group` is only some of them.
 
     Returns:
-      the gradient, flat; and the sum of the norms of what was added up.
+      the gradient, flat; and the shares of the microbatches that were added up to it.
     """
     if candidate.replicas == "first":
         group = [[microbatch[0]] * len(microbatch) for microbatch in group]
@@ -179,7 +179,7 @@ def gradient_of(
     if candidate.clip == "before" and settings.clip_norm is not None:
         undone = float(size) if candidate.divide != "group" else _weight(counted)
         total = clipped(total * undone, settings.clip_norm) / undone
-    return total * factor, sum(float(np.linalg.norm(s)) for s in shares) * factor
+    return (total if factor == 1.0 else total * factor), shares
 
 
 def _leaking(
@@ -209,17 +209,16 @@ def shares_of(
         return [clipped(g, settings.clip_norm) * f for g, f in zip(own, parts, strict=True)]
     shares = []
     for microbatch in taken:
-        share: Any = 0.0
+        share: Any = None
         for d, part in enumerate(microbatch):
             for term, (_, weight, gradient) in part.items():
                 if weight == 0:
-                    if candidate.ignored == "nan":
-                        share = share + np.full_like(gradient, np.nan)
-                    else:
-                        share = share + np.zeros_like(gradient)
-                    continue
-                divisor = _divisor(candidate.divide, term, d, microbatch, counted)
-                share = share + settings.coefficients.get(term, 1.0) * gradient / divisor
+                    fill = np.nan if candidate.ignored == "nan" else 0.0
+                    added = np.full_like(gradient, fill)
+                else:
+                    divisor = _divisor(candidate.divide, term, d, microbatch, counted)
+                    added = gradient * (settings.coefficients.get(term, 1.0) / divisor)
+                share = added if share is None else np.add(share, added, out=share)
         shares.append(share)
     return shares
 
@@ -255,7 +254,10 @@ def _summed(
     candidate: Candidate, shares: list[np.ndarray], counted: Sequence[Microbatch]
 ) -> np.ndarray:
     if not candidate.accumulator:
-        return np.sum(shares, axis=0)
+        total = np.array(shares[0])
+        for share in shares[1:]:
+            total += share
+        return total
     dtype = jnp.dtype(candidate.accumulator)
     form, _, first = candidate.rounds.partition(", ")
     scale = {"sums": _weight(counted), "means": float(len(counted)), "shares": 1.0}[form]

@@ -9,16 +9,17 @@ import numpy as np
 
 from jax_accum.doctor import _faults as faults
 from jax_accum.doctor import _names as known
+from jax_accum.doctor._additive import not_additive
 from jax_accum.doctor._answers import Findings, answer_batch, answer_fault, answer_right, unknown
 from jax_accum.doctor._candidate import RIGHT, Candidate
 from jax_accum.doctor._case import Case, UnusableStepError, check_examples
 from jax_accum.doctor._diagnosis import Diagnosis
 from jax_accum.doctor._dropout import diagnose_dropout
 from jax_accum.doctor._predict import Run
-from jax_accum.doctor._probes import plan, separating
+from jax_accum.doctor._probes import ALONE, plan, separating
 from jax_accum.doctor._runs import RandomStepError, Subject, check_subject
 from jax_accum.doctor._score import Judge
-from jax_accum.doctor._sums import Oracle, not_additive
+from jax_accum.doctor._sums import Oracle
 
 MORE_CUTS = 3
 CLEAR = 3
@@ -135,7 +136,10 @@ def _examine(subject: Subject, judge: Judge, probes: dict[str, Any], core: Run) 
     effects: dict[Any, float] = {}
     runs: list[Run] = []
     problem = False
+    undivided = judge.fit(singles[0], core).fits  # then the losses are the same
     for name, probe in probes.items():
+        if undivided and name == ALONE:
+            continue
         run = core if name == core.name else subject.observe(probe)
         runs.append(run)
         if not problem and judge.fit(singles[0], run).fits:
@@ -161,7 +165,7 @@ def _examine(subject: Subject, judge: Judge, probes: dict[str, Any], core: Run) 
             if not found.names:
                 break
         return unknown(judge, runs, subject, singles, _named(judge, runs, singles, effects).names)
-    apart = not_additive(judge.oracle, [mb for run in runs[:2] for g in run.groups for mb in g])
+    apart = not_additive(judge.oracle, [mb for g in core.groups for mb in g], judge.noise)
     if apart > judge.noise:
         return answer_batch(apart, judge, runs, subject)
     alike = sorted({c.name for c in singles[1:] if judge.fits_all(c, runs)})

@@ -8,12 +8,14 @@ import numpy as np
 
 from jax_accum.doctor import _names as known
 from jax_accum.doctor._advice import ADVICE
+from jax_accum.doctor._candidate import Candidate, Settings, gradient_of
 from jax_accum.doctor._case import UnusableStepError
 from jax_accum.doctor._diagnosis import Diagnosis
 from jax_accum.doctor._predict import Run
 from jax_accum.doctor._probes import Probe, cut, example_weights, made
 from jax_accum.doctor._runs import Subject
 from jax_accum.doctor._sums import Oracle
+from jax_accum.doctor._vectors import norm
 
 
 def diagnose_dropout(subject: Subject) -> Diagnosis:
@@ -109,8 +111,6 @@ def _gradient(subject: Subject, run: Run) -> np.ndarray:
 
 
 def _change(subject: Subject, oracle: Oracle, probe: Probe) -> np.ndarray:
-    from jax_accum.doctor._candidate import Candidate, Settings, gradient_of
-
     case = subject.case
     records = [oracle.microbatch(oracle.params, mb, "as given") for mb in probe.groups[0]]
     settings = Settings(case.microbatches, case.replicas, case.coefficients or {}, None)
@@ -118,10 +118,10 @@ def _change(subject: Subject, oracle: Oracle, probe: Probe) -> np.ndarray:
 
 
 def _rounding(run: Run) -> float:
-    size = float(np.linalg.norm(run.seen[0].change))
-    base = 0.0 if run.gradient_only else float(np.linalg.norm(run.starts[0]))
+    size = norm(run.seen[0].change)
+    base = 0.0 if run.gradient_only else norm(run.starts[0])
     return 1.2e-7 * (1 + base / size) if size else 0.0
 
 
 def _relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(a - b) / max(np.linalg.norm(a), np.linalg.norm(b)))
+    return norm(a - b) / max(norm(a), norm(b))

@@ -16,6 +16,7 @@ from jax_accum.doctor._candidate import Candidate, Microbatch, Settings, gradien
 from jax_accum.doctor._case import Case
 from jax_accum.doctor._recipe import Optimizer
 from jax_accum.doctor._sums import Oracle
+from jax_accum.doctor._vectors import norm
 
 Tree = Any
 
@@ -147,13 +148,14 @@ class _Simulation:
                 return self.many(batches, params)
             if self.candidate.decays in ("after each", "before each"):
                 records = self.decaying(batches, params)
-        gradient, size = gradient_of(
+        gradient, shares = gradient_of(
             self.candidate, records, self.settings, earlier=self.earlier, place=place
         )
         self.earlier.append(records)
         if self.shake is not None:
-            noise = self.shake.normal(size=gradient.shape)
-            gradient = gradient + noise * (self.by * size / np.linalg.norm(noise))
+            # What is zero in every microbatch (a token that does not occur) has no rounding errors.
+            noise = self.shake.normal(size=gradient.shape) * np.any(shares, axis=0)
+            gradient = gradient + noise * (self.by * sum(map(norm, shares)) / (norm(noise) or 1.0))
         if self.run.gradient_only:
             return gradient
         return self.update(gradient, params, len(batches))

@@ -17,7 +17,8 @@ from jax_accum.doctor._predict import Run, Seen
 from jax_accum.doctor._probes import Probe, plan
 from jax_accum.doctor._runs import Subject
 from jax_accum.doctor._score import Judge
-from jax_accum.doctor._sums import Oracle, flat
+from jax_accum.doctor._sums import Oracle
+from jax_accum.doctor._vectors import flat, norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,9 +251,9 @@ def _together(changes: dict[str, np.ndarray], judge: Judge) -> Line:
     (first, a), *others = changes.items()
     worst = 0.0
     for _, b in others:
-        worst = max(worst, float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(a)), 1e-300))
-    size = float(np.linalg.norm(a))
-    rounding = judge.eps * (1 + float(np.linalg.norm(judge.oracle.params)) / max(size, 1e-300))
+        worst = max(worst, norm(a - b) / max(norm(a), 1e-300))
+    size = norm(a)
+    rounding = judge.eps * (1 + norm(judge.oracle.params) / max(size, 1e-300))
     allowed = 2 * (judge.noise + rounding + judge.correction)
     return Line(
         f"{first} and {', '.join(name for name, _ in others)}",

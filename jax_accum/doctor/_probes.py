@@ -13,6 +13,7 @@ from jax_accum.doctor._sums import Oracle
 
 Tree = Any
 TRIES = 32
+ALONE = "one microbatch"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ def plan(case: Case, oracle: Oracle) -> dict[str, Probe]:
     ragged = a - 1 if a > 2 else 1
     first, second, third = cut(case, weights, [a, a, a], case.seed)
     probes = [
-        made(case, "one microbatch", [first[:1]]),
+        made(case, ALONE, [first[:1]]),
         made(case, "two full groups", [first, second]),
     ]
     for name in case.examined:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from jax_accum.doctor._vectors import norm
+
 KINDS = ("sgd", "adamw")
 
 
@@ -151,5 +153,5 @@ class Optimizer:
 
 def clipped(gradient: np.ndarray, limit: float) -> np.ndarray:
     """The gradient, shortened to the limit if it is longer."""
-    norm = np.linalg.norm(gradient)
-    return gradient * (limit / norm) if norm > limit else gradient
+    size = norm(gradient)
+    return gradient * (limit / size) if size > limit else gradient

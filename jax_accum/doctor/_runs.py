@@ -12,7 +12,7 @@ import numpy as np
 from jax_accum.doctor._case import Case, UnusableStepError, signature
 from jax_accum.doctor._predict import Run, Seen
 from jax_accum.doctor._probes import Probe
-from jax_accum.doctor._sums import flat
+from jax_accum.doctor._vectors import flat
 
 Tree = Any
 

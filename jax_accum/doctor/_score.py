@@ -13,6 +13,7 @@ from jax_accum.doctor._case import Case
 from jax_accum.doctor._faults_update import case_dtype
 from jax_accum.doctor._predict import Run, Seen, predict
 from jax_accum.doctor._sums import Oracle
+from jax_accum.doctor._vectors import norm
 
 NOISE_FACTOR = 8
 """A step may be this many times as noisy as the loss's own gradient in the same dtype: it sums
@@ -63,6 +64,7 @@ class Judge:
         self.correction = self.eps / (1 - recipe.b2) / 2 if recipe.kind == "adamw" else 0.0
         self._tolerances: dict[int, list[dict[str, float]]] = {}
         self._kept: dict[tuple[int, Candidate], Fit] = {}
+        self._early: dict[int, int | None] = {}
         self._runs: list[Run] = []  # keeps their ids from being given to others
 
     def tolerances(self, run: Run) -> list[dict[str, float]]:
@@ -77,20 +79,23 @@ class Judge:
                 shaken = predict(right, run, self.case, self.oracle, shake=rng, by=self.noise)
                 for tolerance, a, b in zip(worst, still, shaken, strict=True):
                     for name, x, y in _compared(a, b):
-                        size = float(np.linalg.norm(x))
+                        size = norm(x)
                         if size > 0 and np.isfinite(size):
-                            moved = float(np.linalg.norm(x - y)) / size
+                            moved = norm(x - y) / size
                             tolerance[name] = max(tolerance[name], 2 * moved)
             for tolerance in worst:
                 tolerance["change"] += self.correction
             self._tolerances[id(run)] = worst
         return self._tolerances[id(run)]
 
-    def fit(self, candidate: Candidate, run: Run, *, until: int | None = None) -> Fit:
+    def fit(self, candidate: Candidate, run: Run) -> Fit:
         """Holds one candidate against one run."""
         key = (id(run), candidate)
-        if key in self._kept:
-            return self._kept[key]
+        if key not in self._kept:
+            self._kept[key] = self._fit(candidate, run)
+        return self._kept[key]
+
+    def _fit(self, candidate: Candidate, run: Run, until: int | None = None) -> Fit:
         predicted = predict(candidate, run, self.case, self.oracle, until=until)
         tolerances = self.tolerances(run)
         worst = Fit(candidate, 0.0, 0.0, 0, "change")
@@ -101,8 +106,6 @@ class Judge:
                 score, deviation = self._score(candidate, x, y, base, tolerance)
                 if score > worst.score:
                     worst = Fit(candidate, score, deviation, place, name)
-        if until is None:
-            self._kept[key] = worst
         return worst
 
     def _score(
@@ -114,33 +117,44 @@ class Judge:
         tolerance: float,
     ) -> tuple[float, float]:
         """Deviation over tolerance, and over the size of the larger one."""
-        lost, found = np.isnan(want), ~np.isfinite(got)
-        if lost.any() or found.any():
+        sizes = norm(want), norm(got)
+        if not np.isfinite(sizes).all():
             # Which entries an inf spreads to depends on the code; that it does is the point.
-            same = bool(lost.any()) == bool(found.any())
+            same = bool(np.isnan(want).any()) == bool((~np.isfinite(got)).any())
             return (0.0, 0.0) if same else (np.inf, np.inf)
-        error = np.abs(want - got)
-        size = max(float(np.linalg.norm(want)), float(np.linalg.norm(got)))
-        if not error.any():
+        error = want - got
+        off, size = norm(error), max(sizes)
+        if off == 0:
             return 0.0, 0.0
-        deviation = float(np.linalg.norm(error)) / size if size else np.inf
+        deviation = off / size if size else np.inf
         if candidate.accumulator:
             # Single entries may be rounded to the other neighbour; the rest must agree.
             scale = float(np.sqrt(np.mean(want**2)))
             allowed = tolerance * (np.abs(want) + scale) + self.eps * (np.abs(base) + np.abs(want))
-            ratio = np.sort(error / np.maximum(allowed, 1e-300))
+            ratio = np.sort(np.abs(error) / np.maximum(allowed, 1e-300))
             return float(ratio[-1 - max(1, int(FLIPS * ratio.size))]), deviation
-        floor = self.eps * float(np.linalg.norm(base) + np.linalg.norm(want))
-        allowed_norm = tolerance * float(np.linalg.norm(want)) + floor
-        return (float(np.linalg.norm(error)) / allowed_norm if allowed_norm else np.inf), deviation
+        allowed_norm = tolerance * sizes[0] + self.eps * (norm(base) + sizes[0])
+        return (off / allowed_norm if allowed_norm else np.inf), deviation
 
     def fits_all(self, candidate: Candidate, runs: Iterable[Run]) -> bool:
-        """Whether rounding errors explain every deviation in these runs."""
-        return all(self.fit(candidate, run).fits for run in runs)
+        """Whether rounding errors explain every deviation in these runs.
+
+        Asked first about the run that is furthest from right: most candidates end there.
+        """
+        telling = sorted(runs, key=lambda run: -self.fit(Candidate(), run).score)
+        return all(self.fit(candidate, run).fits for run in telling)
 
     def fits_early(self, candidate: Candidate, run: Run) -> bool:
-        """The same for the first group alone, to tell quickly."""
-        return self.fit(candidate, run, until=1).fits
+        """The same up to the first group that is not right, to tell quickly."""
+        if id(run) not in self._early:
+            self.tolerances(run)
+            sizes = range(1, len(run.groups))
+            tells = (n for n in sizes if not self._fit(Candidate(), run, n).fits)
+            self._early[id(run)] = next(tells, None)
+        until = self._early[id(run)]
+        return (
+            self.fit(candidate, run) if until is None else self._fit(candidate, run, until)
+        ).fits
 
     def distance(self, one: Candidate, other: Candidate, runs: Sequence[Run]) -> float:
         """How far apart what two candidates predict is, relative to its size, at most."""
@@ -152,9 +166,9 @@ class Judge:
                 for _, u, v in _compared(x, y):
                     if np.isnan(u).any() != np.isnan(v).any():
                         return np.inf
-                    size = max(float(np.linalg.norm(u)), float(np.linalg.norm(v)))
+                    size = max(norm(u), norm(v))
                     if size and np.isfinite(size):
-                        worst = max(worst, float(np.linalg.norm(u - v)) / size)
+                        worst = max(worst, norm(u - v) / size)
         return worst
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from jax_accum._weighted import Weighted
 from jax_accum.doctor._case import Case, parts, stack, with_labels
+from jax_accum.doctor._vectors import flat, norm
 
 Tree = Any
 MOST_BYTES = 2**28
@@ -37,13 +38,6 @@ class Term(NamedTuple):
 
 
 Part = dict[str, Term]
-
-
-def flat(tree: Tree) -> np.ndarray:
-    """The leaves of a tree, one after the other, in float64."""
-    return np.concatenate(
-        [np.ravel(np.asarray(x)).astype(np.float64) for x in jax.tree.leaves(tree)]
-    )
 
 
 class Oracle:
@@ -161,10 +155,9 @@ class Oracle:
         for rows in (p for batch in batches for p in parts(batch, self.case.replicas)):
             _, weights, grads = function(jax.tree.map(jnp.asarray, self.case.params), rows)
             for name, term in self.part(self.params, rows).items():
-                size = np.linalg.norm(term.gradient)
+                size = norm(term.gradient)
                 if float(weights[name]) and size:
-                    error = np.linalg.norm(flat(grads[name]) - term.gradient) / size
-                    worst = max(worst, float(error))
+                    worst = max(worst, norm(flat(grads[name]) - term.gradient) / size)
         return worst
 
 
@@ -213,24 +206,3 @@ def _wide(tree: Tree) -> Tree:
     return jax.tree.map(
         lambda x: x.astype(np.float64) if np.issubdtype(x.dtype, np.floating) else x, tree
     )
-
-
-def not_additive(oracle: Oracle, batches: list[Tree]) -> float:
-    """How far microbatches' gradients are from the sums over their examples, relative."""
-    worst = 0.0
-    for rows in (p for batch in batches for p in parts(batch, oracle.case.replicas)):
-        whole = oracle.part(oracle.params, rows)
-        count = jax.tree.leaves(rows)[0].shape[0]
-        singles = [
-            oracle.part(oracle.params, jax.tree.map(lambda x, i=i: x[i : i + 1], rows))
-            for i in range(count)
-        ]
-        for name, term in whole.items():
-            own = [one[name].gradient for one in singles if one[name].weight]
-            if not term.weight or not np.isfinite(term.gradient).all():
-                continue
-            size = max(float(np.linalg.norm(term.gradient)), *map(float, map(np.linalg.norm, own)))
-            if size:
-                apart = float(np.linalg.norm(term.gradient - np.sum(own, axis=0))) / size
-                worst = max(worst, apart)
-    return worst
