@@ -167,7 +167,8 @@ class Ledger:
             raise ValueError(
                 f"the ledger and the optimizer's counters disagree: {'; '.join(wrong)}. Usual "
                 "causes: examples= not passed to the training step, weight= of groups that counts "
-                "otherwise than the loss, a restart that restored one of the two."
+                "otherwise than the loss, padding= of groups that marks rows in a leaf that the "
+                "loss does not read, a restart that restored one of the two."
             )
 
     def state(self) -> dict[str, Any]:

@@ -293,3 +293,13 @@ def test_ci_runs_the_tests_of_jax_alone_on_3_13_in_an_environment_of_its_own(hou
     assert "--editable .[checkpoint,dev]" in calls[-2]
     assert "--ignore=tests/torch_ref" in calls[-1]
     assert (house.root / ".venv-py313" / "complete").exists()
+
+
+def test_ci_builds_and_installs_the_package_on_3_12_as_well(house):
+    house.python("python3", "3.11")
+    house.python("python3.12", "3.12")
+    assert house.run(".ci/run", TOOL_STATUS="0").returncode == 0
+    calls = house.calls()
+    assert calls.count("venv") == 2
+    assert calls[-1].endswith("-k test_package")
+    assert (house.root / ".venv-py312" / "complete").exists()
