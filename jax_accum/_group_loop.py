@@ -130,8 +130,10 @@ def accumulate(
     size = weights.counts.size
     whole = params if layout.gather_each else layout.gather(params)
 
-    def add(acc: Tree, counts: jax.Array, grads: Tree) -> Tree:
-        grads = jax.tree.map(partial(_kept, counts, floor), grads)
+    def add(acc: Tree, grads: Tree, counts: jax.Array | None = None) -> Tree:
+        grads = jax.tree.map(partial(_widened, floor), grads)
+        if counts is not None:  # 0 where it does not count, even for NaN
+            grads = jax.tree.map(lambda g: jnp.where(counts, g, 0), grads)
         return jax.tree.map(jnp.add, acc, layout.scatter(grads) if layout.each else grads)
 
     def seeds_at(a: Any, totals: Scalars) -> Scalars:
@@ -151,7 +153,7 @@ def accumulate(
             _, pull = jax.vjp(lambda p, name=name: forward(p, a, state)[0][name], params)
             # Wait for the term before, so that there is one gradient at a time.
             seed, acc = jax.lax.optimization_barrier((seeds[name], acc))
-            acc = add(acc, weights.each[name][a] != 0, pull(seed)[0])
+            acc = add(acc, pull(seed)[0], weights.each[name][a] != 0)
         return acc
 
     def take(
@@ -160,7 +162,6 @@ def accumulate(
         params: Tree,
         apart: bool,
         refs: Tree = None,
-        alone: bool = False,
         live: Any = None,
     ) -> Sums:
         params = layout.gather_in(a, params) if layout.gather_each else params
@@ -175,16 +176,16 @@ def accumulate(
         seeds = seeds_at(a, totals)
         if apart:
             acc = each_term(so_far.grads, params, seeds, a, so_far.state)
-        elif refs is not None:
-            if live is not None:
-                seeds = {name: jnp.where(live, seed, 0) for name, seed in seeds.items()}
-            _pull_into(pull, refs, seeds)
-            acc = so_far.grads
-        elif alone:
-            grads = jax.tree.map(partial(_widened, floor), pull(seeds)[0])
-            acc = jax.tree.map(jnp.add, so_far.grads, grads)
+        elif live is None:
+            acc = add(so_far.grads, pull(seeds)[0], weights.counts[a])
         else:
-            acc = add(so_far.grads, weights.counts[a], pull(seeds)[0])
+            if live is not True:
+                seeds = {name: jnp.where(live, seed, 0) for name, seed in seeds.items()}
+            if refs is None:
+                acc = add(so_far.grads, pull(seeds)[0])
+            else:
+                _pull_into(pull, refs, seeds)
+                acc = so_far.grads
         aux = _aux.add(aux_how, so_far.aux, aux, a, weights.each[names[0]][a])
         return Sums(terms, acc, aux, jax.tree.map(accumulator.as_dtype_of, state, so_far.state))
 
@@ -205,48 +206,42 @@ def accumulate(
     def loop(params: Tree, apart: bool) -> Sums:
         if size == 1:
             return take(0, start(params), params, apart)
-        if apart:
-            pass
-        elif references:
-            return in_place(params)
-        elif skips:
-            order = jnp.argsort(~weights.counts, stable=True)
-            return jax.lax.fori_loop(
-                0,
-                jnp.sum(weights.counts),
-                lambda i, sums: take(order[i], sums, params, False, alone=True),
-                start(params),
-            )
+        if not apart and (references or only_counted):
+            return counted(params)
         return jax.lax.fori_loop(
             0, weights.active, lambda a, sums: take(a, sums, params, apart), start(params)
         )
 
-    # What counts is run and nothing else, where nobody can tell: no auxiliary output or state
-    # is handed on, and there are no replicas, which must all take the same number of turns
-    # (a collective may stand in the loss). Then no gradient has to be masked, which
-    # costs the memory of the largest one that XLA does not fuse (an embedding's).
-    skips = not (layout.axes or jax.tree.leaves((aux, state)))
+    # Where nobody can tell what was run (no auxiliary output or state is handed on), what counts
+    # is run and nothing else. Then no gradient has to be masked, which costs the memory of the
+    # largest one that XLA does not fuse (an embedding's). Into references nothing can be masked.
+    only_counted = not (layout.each or jax.tree.leaves((aux, state)))
 
-    def in_place(params: Tree) -> Sums:
-        # Nothing can be kept out of a reference afterwards, so that only what counts is run. A
-        # replica with less of it takes its first microbatch again, with seeds of 0: all must
-        # take the same number of turns, as a collective in the loss needs.
+    def counted(params: Tree) -> Sums:
+        """Runs the microbatches that count. All replicas take the same number of turns.
+
+        As a collective in the loss needs. A replica with fewer takes its first one again, with
+        seeds of 0.
+        """
         order = jnp.argsort(~weights.counts, stable=True)
         own = jnp.sum(weights.counts)
         turns = jax.lax.pmax(own, layout.axes) if layout.axes else own
-        empty = start(params)
-        refs = jax.tree.map(jax.new_ref, empty.grads)
-        nothing = jax.tree.map(lambda _: None, refs)
+        sums, refs = start(params), None
+        if references:
+            refs = jax.tree.map(jax.new_ref, sums.grads)
+            sums = sums._replace(grads=jax.tree.map(lambda _: None, refs))
 
         def turn(i: Any, sums: Sums) -> Sums:
             if not layout.axes:
-                return take(order[i], sums, params, False, refs)
+                return take(order[i], sums, params, False, refs, live=True)
             live = i < own
             after = take(order[jnp.where(live, i, 0)], sums, params, False, refs, live=live)
-            return jax.tree.map(partial(jnp.where, live), after, sums)
+            grads, before = after.grads, sums._replace(grads=())
+            after = jax.tree.map(partial(jnp.where, live), after._replace(grads=()), before)
+            return after._replace(grads=grads)
 
-        sums = jax.lax.fori_loop(0, turns, turn, empty._replace(grads=nothing))
-        grads = jax.tree.map(jax.freeze, refs)
+        sums = jax.lax.fori_loop(0, turns, turn, sums)
+        grads = sums.grads if refs is None else jax.tree.map(jax.freeze, refs)
         if layout.axes:  # where nothing counts, 0 times a NaN may stand
             grads = jax.tree.map(lambda acc: jnp.where(own == 0, 0, acc), grads)
         return sums._replace(grads=grads)
@@ -273,11 +268,6 @@ def _pull_into(pull: Any, refs: Tree, seeds: Scalars) -> None:
             "params['x'][0]. Split that parameter, use jax.lax.dynamic_slice_in_dim, or leave "
             "references out."
         ) from error
-
-
-def _kept(counts: jax.Array, floor: Any, grad: jax.Array) -> jax.Array:
-    """A gradient in the dtype of its accumulator; 0 where it does not count, even for NaN."""
-    return jnp.where(counts, _widened(floor, grad), 0)
 
 
 def _widened(floor: Any, grad: jax.Array) -> jax.Array:
