@@ -57,6 +57,10 @@ class Transformer:
 
     def logits(self, params: Tree, tokens_BxT: jax.Array) -> jax.Array:
         """`[B, T, V]`, of rows of the full length."""
+        return self.hidden(params, tokens_BxT) @ params["head"]
+
+    def hidden(self, params: Tree, tokens_BxT: jax.Array) -> jax.Array:
+        """`[B, T, C]`, what the head sees."""
         x_BxTxC = params["tokens"][tokens_BxT] + params["positions"]
         layer = jax.checkpoint(self._layer) if self.checkpointed else self._layer
         if self.scanned:
@@ -64,7 +68,7 @@ class Transformer:
         else:
             for p in params["layers"]:
                 x_BxTxC = layer(x_BxTxC, p)
-        return x_BxTxC @ params["head"]
+        return x_BxTxC
 
     def _layer(self, x_BxTxC: jax.Array, p: Tree) -> jax.Array:
         b, t, c = x_BxTxC.shape
@@ -79,6 +83,13 @@ class Transformer:
         """Next-token cross entropy over the supervised tokens."""
         return ja.losses.next_token_cross_entropy(
             self.logits(params, batch["tokens"]), batch["tokens"], mask=batch["mask"]
+        )
+
+    def chunked_loss(self, params: Tree, batch: Tree) -> ja.Weighted:
+        """The same, its logits in 8 chunks over the sequence."""
+        hidden = self.hidden(params, batch["tokens"])
+        return ja.losses.chunked_next_token_cross_entropy(
+            hidden, params["head"], batch["tokens"], chunks=8, mask=batch["mask"]
         )
 
     def batch(self, rows: int, seed: int = 0) -> Tree:

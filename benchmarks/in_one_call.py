@@ -20,6 +20,9 @@ from benchmarks.across_calls import Runner
 Tree = Any
 OURS = "jax_accum"
 REFERENCES = "jax_accum, references"
+CHUNKED = "jax_accum, loss in 8 chunks"
+THROUGH = "gradient of a scan over losses"
+THROUGH_CHECKPOINTED = "the same, each microbatch checkpointed"
 BY_HAND = "hand-written scan"
 OPTAX = "optax.MultiSteps"
 UNDIVIDED = "undivided batch"
@@ -93,11 +96,35 @@ def ways(model: Transformer, tx: Any, a: int) -> dict[str, tuple[Callable[..., A
         _, grads = in_place(params, batch)
         return _update(tx, grads, state, params)
 
+    in_chunks = ja.accumulated_value_and_grad(model.chunked_loss, a)
+
+    def chunked(params: Tree, state: Any, batch: Tree) -> tuple[Tree, Any]:
+        _, grads = in_chunks(params, batch)
+        return _update(tx, grads, state, params)
+
+    def through(keep: bool) -> Callable[..., Any]:
+        def call(params: Tree, state: Any, batch: Tree) -> tuple[Tree, Any]:
+            tokens = jnp.sum(batch["mask"][:, 1:]).astype(jnp.float32)
+
+            def loss(params: Tree) -> jax.Array:
+                def body(total: jax.Array, part: Tree) -> tuple[jax.Array, None]:
+                    return total + model.loss(params, part).total, None
+
+                run = body if keep else jax.checkpoint(body)
+                return jax.lax.scan(run, jnp.zeros(()), _cut(batch, a))[0] / tokens
+
+            return _update(tx, jax.grad(loss)(params), state, params)
+
+        return call
+
     known = {
         UNDIVIDED: (undivided, tx),
         BY_HAND: (by_hand, tx),
         OURS: (ours, tx),
         REFERENCES: (references, tx),
+        CHUNKED: (chunked, tx),
+        THROUGH: (through(True), tx),
+        THROUGH_CHECKPOINTED: (through(False), tx),
     }
     if hasattr(optax, "microbatching"):
         known["optax.microbatching"] = (microbatching, tx)
@@ -113,8 +140,10 @@ def measure(
     cuts: list[int],
     rounds: int,
     limits: Limits,
+    *,
+    every_way: bool = False,
 ) -> None:
-    """Time and peak of every way at every A."""
+    """Time and peak at every A, of the ways to accumulate, or of `every_way`."""
     tx = optax.adamw(1e-3)
     params, batch = model.init(), model.batch(rows)
     peaks: dict[str, list[tuple[float, float]]] = {}
@@ -123,11 +152,17 @@ def measure(
     # AdamW reads the gradient, and reads and writes the parameters and two moments.
     tree = sum(x.nbytes for x in jax.tree.leaves(params))
     bound = 1e3 * limits.least(7 * tree, model.flops(rows))
+    undivided = None  # the same program for every A
     for a in cuts:
         runners, programs = {}, {}
         for way, (call, opt) in ways(model, tx, a).items():
+            if way in (CHUNKED, THROUGH, THROUGH_CHECKPOINTED) and not every_way:
+                continue
             state = opt.init(params)
-            program = jax.jit(call, donate_argnums=(0, 1)).lower(params, state, batch).compile()
+            program = undivided if way == UNDIVIDED else None
+            if program is None:
+                program = jax.jit(call, donate_argnums=(0, 1)).lower(params, state, batch).compile()
+            undivided = program if way == UNDIVIDED else undivided
             programs[way] = inspect(program, params)
             runners[way] = Runner(program, params, state, batch)
         seconds = interleaved(runners, rounds=rounds)
@@ -170,7 +205,7 @@ def run(*, limits: Limits, quick: bool = False, full: bool = False) -> Result:
     """The benchmark; `full` adds scanned and checkpointed layers."""
     result = Result("in_one_call", __doc__ or "")
     base = {"vocabulary": 64, "length": 16, "layers": 2, "width": 32} if quick else {}
-    rows, cuts, rounds = (8, [1, 4], 3) if quick else (64, [1, 4, 16, 64], 5)
+    rows, cuts, rounds = (8, [4], 3) if quick else (64, [1, 4, 16, 64], 5)
     result.configuration = {"model": Transformer(**base).__dict__, "rows": rows, "rounds": rounds}
     measure(result, "unrolled layers", Transformer(**base), rows, cuts, rounds, limits)
     if not quick:
@@ -199,7 +234,7 @@ def run(*, limits: Limits, quick: bool = False, full: bool = False) -> Result:
     key = "unrolled layers" if quick else "few tokens for the parameters"
     if not quick:
         large = Transformer(layers=8, width=256, length=32)
-        measure(result, key, large, 16, [16], rounds, limits)
+        measure(result, key, large, 16, [1, 4, 16], rounds, limits, every_way=True)
     key += "/A=16"
     result.claims += [
         Claim(f"A = 16: time over {OPTAX}", f"{key}/ours over {OPTAX}", 0.6),
