@@ -95,7 +95,7 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard, whose one axis is named in the tag: `loss (by tokens)`.
+    """Scalars for TensorBoard, whose one axis is named in the tag: `loss/by_tokens`.
 
     Args:
       folder: where the event files go.
@@ -123,7 +123,11 @@ class TensorBoard:
             raise ValueError(f"axes lacks {missing}: it has {sorted(axes)}.")
         for axis in self._axes:
             for name, value in metrics.items():
-                self._summary.add_scalar(f"{name} (by {axis})", value, int(axes[axis]))
+                self._summary.add_scalar(f"{name}/by_{axis}", value, int(axes[axis]))
+
+    def close(self) -> None:
+        """Writes what is still waiting to be written, and closes the file."""
+        self._summary.close()
 
 
 def _summary_writer(folder: str | os.PathLike[str]) -> Any:
@@ -134,7 +138,9 @@ def _summary_writer(folder: str | os.PathLike[str]) -> Any:
             return importlib.import_module(module).SummaryWriter(str(folder))
         except ImportError:
             continue
-    raise ImportError("TensorBoard needs a package that writes its files: pip install tensorboardX")
+    raise ImportError(
+        "TensorBoard needs a package that writes its files: pip install 'jax-accum[tensorboard]'."
+    )
 
 
 def _plain(value: Any) -> Any:

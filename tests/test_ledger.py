@@ -1,6 +1,7 @@
 """The ledger: what a run came to, losses over several groups, and the writers."""
 
 import json
+import struct
 
 import jax.numpy as jnp
 import numpy as np
@@ -197,9 +198,32 @@ def test_tensorboard_names_the_axis_in_the_tag():
     summary = Summary()
     writer = ja.writers.TensorBoard("", axes=("updates", "tokens"), summary_writer=summary)
     writer.log({"loss": 2.0}, {"updates": 3, "tokens": 70})
-    assert summary.rows == [("loss (by updates)", 2.0, 3), ("loss (by tokens)", 2.0, 70)]
+    assert summary.rows == [("loss/by_updates", 2.0, 3), ("loss/by_tokens", 2.0, 70)]
     with pytest.raises(ValueError, match=r"axes lacks \['tokens'\]"):
         writer.log({"loss": 2.0}, {"updates": 3})
+
+
+def test_tensorboard_finds_in_the_file_what_was_logged(tmp_path):
+    pytest.importorskip("tensorboardX", reason="the extra tensorboard")
+    from tensorboardX.proto.event_pb2 import Event
+
+    writer = ja.writers.TensorBoard(tmp_path, axes=("updates", "tokens"))
+    for updates, loss in ((1, 2.5), (2, 0.5)):
+        writer.log({"loss": loss}, {"updates": updates, "tokens": 100 * updates})
+    writer.close()
+    (path,) = tmp_path.glob("events.out.tfevents.*")
+    data, found = path.read_bytes(), []
+    while data:  # records: length, its checksum, an event, its checksum
+        (length,) = struct.unpack("<Q", data[:8])
+        event = Event.FromString(data[12 : 12 + length])
+        found += [(v.tag, event.step, v.simple_value) for v in event.summary.value]
+        data = data[16 + length :]
+    assert sorted(found) == [
+        ("loss/by_tokens", 100, 2.5),
+        ("loss/by_tokens", 200, 0.5),
+        ("loss/by_updates", 1, 2.5),
+        ("loss/by_updates", 2, 0.5),
+    ]
 
 
 def test_the_plan_may_change_between_groups_and_nothing_is_lost_or_twice():
