@@ -85,7 +85,8 @@ def require_gradients(grads: Tree, like: Tree, like_name: str, what: str = "upda
             raise TypeError(
                 f"{where} has dtype {dtype}: what is differentiated must be floating or complex. "
                 "Differentiate with respect to floating parameters only, and leave the others "
-                "out (None, or optax.masked)."
+                "out: equinox.partition(model, equinox.is_inexact_array), nnx.split(model, "
+                "nnx.Param, ...), state.params of a TrainState; or None, or optax.masked."
             )
         if jnp.shape(grad) != jnp.shape(want):
             raise ValueError(

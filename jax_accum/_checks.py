@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jax_accum._weighted import Weighted
+
 
 def checked_int(value: Any, name: str) -> int:
     """`value` as a Python int of at least 1."""
@@ -62,6 +64,10 @@ def check_weight(weight: Any) -> jax.Array:
     A concrete negative or non-finite weight raises. A traced one cannot: it becomes
     NaN, so that the gradient of its group is NaN, and a guard skips it.
     """
+    if isinstance(weight, Weighted):
+        raise TypeError(
+            "weight must be a scalar, got a Weighted: pass its weight, weight=x.weight."
+        )
     dtype, shape = jnp.result_type(weight), jnp.shape(weight)
     if shape != ():
         raise ValueError(
@@ -90,7 +96,7 @@ def as_transformation(inner: Any, name: str) -> optax.GradientTransformationExtr
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
         raise TypeError(
             f"{name} must be an Optax gradient transformation, such as optax.adamw(1e-3), "
-            f"got {inner!r}."
+            f"got {inner!r}. Of an optimizer of Flax NNX it is optimizer.tx."
         )
     return optax.with_extra_args_support(inner)
 

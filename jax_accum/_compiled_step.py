@@ -8,6 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jax_accum._accumulator import require_arrays
+
 Tree = Any
 
 SMALL = 1024
@@ -39,7 +41,13 @@ class CompiledStep:
         _require_alive("params", params)
         _require_alive("opt_state", opt_state)
         jitted, params, opt_state = self._jitted(params, opt_state)
-        return jitted(params, opt_state, batch, *args, **kwargs)
+        try:
+            return jitted(params, opt_state, batch, *args, **kwargs)
+        except (TypeError, ValueError, RuntimeError):
+            require_arrays(params, "params")
+            if self._donate:
+                _require_once(params, opt_state)
+            raise
 
     def lower(self, params: Tree, opt_state: Any, batch: Tree, *args: Any, **kwargs: Any) -> Any:
         """As `lower` of what `jax.jit` returns; arrays or `jax.ShapeDtypeStruct`s."""
@@ -117,6 +125,21 @@ def _require_alive(name: str, tree: Tree) -> None:
                 "to keep first (jax.tree.map(jnp.copy, params)), or build the step with "
                 "make_train_step(..., donate=False), which needs that memory twice."
             )
+
+
+def _require_once(params: Tree, opt_state: Any) -> None:
+    """Raises a `ValueError` for an array that stands twice where buffers are donated."""
+    seen: dict[int, str] = {}
+    for name, tree in (("params", params), ("opt_state", opt_state)):
+        for path, x in jax.tree_util.tree_leaves_with_path(tree):
+            where = f"{name}{jax.tree_util.keystr(path)}"
+            if isinstance(x, jax.Array) and (first := seen.setdefault(id(x), where)) != where:
+                raise ValueError(
+                    f"{first} and {where} are one array, whose buffer cannot be donated twice. "
+                    "Weights that are tied stand once in a tree of parameters, or are two after "
+                    "the first update: tie them inside loss_fn (Equinox: eqx.nn.Shared). If they "
+                    "are to be two, copy one (jnp.copy)."
+                )
 
 
 def _require_whole(batch: Tree) -> None:

@@ -74,3 +74,15 @@ class Group:
     def microbatch(self, a: int) -> Tree:
         """Microbatch number `a` of every replica, `[m * D, ...]`: for a call per microbatch."""
         return jax.tree.map(lambda x: x[a], self.batch)
+
+    def microbatch_examples(self, a: int) -> int:
+        """Real examples in microbatch number `a`, of all replicas and processes, without padding.
+
+        Example:
+          >>> import numpy as np, jax_accum as ja
+          >>> plan = ja.BatchPlan(microbatch_size=2, microbatches=3)
+          >>> (group,) = ja.groups([{"x": np.arange(3)}], plan)
+          >>> [group.microbatch_examples(a) for a in range(group.microbatches)]
+          [2, 1]
+        """
+        return int((self.numbers[a] < len(self.ids)).sum())

@@ -93,12 +93,14 @@ class Sums(NamedTuple):
       grads: accumulators, normalised; this replica's share.
       aux: auxiliary output so far.
       state: the caller's mutable state.
+      computed: scalar, int32, when the loop has ended: the turns it took.
     """
 
     terms: Scalars
     grads: Tree
     aux: Any
     state: Any
+    computed: Any = ()
 
 
 def accumulate(
@@ -205,12 +207,13 @@ def accumulate(
 
     def loop(params: Tree, apart: bool) -> Sums:
         if size == 1:
-            return take(0, start(params), params, apart)
+            return take(0, start(params), params, apart)._replace(computed=weights.active)
         if not apart and (references or only_counted):
             return counted(params)
-        return jax.lax.fori_loop(
+        sums = jax.lax.fori_loop(
             0, weights.active, lambda a, sums: take(a, sums, params, apart), start(params)
         )
+        return sums._replace(computed=weights.active)
 
     # Where nobody can tell what was run (no auxiliary output or state is handed on), what counts
     # is run and nothing else. Then no gradient has to be masked, which costs the memory of the
@@ -224,7 +227,7 @@ def accumulate(
         seeds of 0.
         """
         order = jnp.argsort(~weights.counts, stable=True)
-        own = jnp.sum(weights.counts)
+        own = jnp.sum(weights.counts, dtype=jnp.int32)
         turns = jax.lax.pmax(own, layout.axes) if layout.axes else own
         sums, refs = start(params), None
         if references:
@@ -244,7 +247,7 @@ def accumulate(
         grads = sums.grads if refs is None else jax.tree.map(jax.freeze, refs)
         if layout.axes:  # where nothing counts, 0 times a NaN may stand
             grads = jax.tree.map(lambda acc: jnp.where(own == 0, 0, acc), grads)
-        return sums._replace(grads=grads)
+        return sums._replace(grads=grads, computed=turns)
 
     if len(names) == 1:
         return loop(whole, False)

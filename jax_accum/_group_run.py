@@ -28,9 +28,9 @@ class GroupInfo(NamedTuple):
       weights: what each sum is divided by; scalars, float32 (float64 in 64-bit mode).
       aux: what became of the auxiliary output of `loss_fn`; `()` without `has_aux`.
       counts: `microbatches` (of all replicas, each to its last with a weight) and
-        `computed` (those up to the last with a weight on any replica: none behind it is passed
-        forward and backward, and of those before it without a weight only what auxiliary
-        output, state or a reduction in every microbatch needs); int32 scalars.
+        `computed` (turns of the loop, the same on all replicas. Without auxiliary output and
+        state, and with `reduce="once"`: the microbatches with a weight, of the replica with
+        the most. Else those up to the last with a weight on any replica).
       grad_norm: global norm of the gradient, scalar; `None` unless asked for.
       state: the mutable state after the last microbatch; `()` without `has_state`.
     """
@@ -145,7 +145,15 @@ class Local:
         given = {} if key is None else {"key": key}
         if self.has_state:
             given["state"] = state
-        out = self.loss_fn(params, part, *args, **given)
+        try:
+            out = self.loss_fn(params, part, *args, **given)
+        except Exception as error:
+            error.add_note(
+                f"loss_fn was called on a microbatch with the leaves {_described(part)}. A batch "
+                "is cut into microbatches along its first axis; with microbatches=None it is taken "
+                "as grouped already, [A, rows, ...]."
+            )
+            raise
         wanted = 1 + self.has_aux + self.has_state
         if wanted == 1:
             return as_terms(out), (), state
@@ -194,6 +202,16 @@ def over_mesh(
     # Compiled even where the caller does not: outside of jit, JAX 0.10 knows no automatic axes.
     result, parts = jax.jit(mapped)(params, operands)
     return result._replace(info=result.info._replace(aux=_aux.joined(hows[-1], parts)))
+
+
+def _described(part: Any) -> str:
+    """Names, dtypes and shapes of the leaves of a microbatch, the first few."""
+    leaves = jax.tree_util.tree_leaves_with_path(part)
+    named = [
+        f"{jax.tree_util.keystr(path, simple=True, separator='/') or 'batch'}: {jax.typeof(x)}"
+        for path, x in leaves[:8]
+    ]
+    return ", ".join(named + ["..."] * (len(leaves) > 8))
 
 
 def _key_for(key: Any, index: Any, axes: tuple[Any, ...]) -> Any:

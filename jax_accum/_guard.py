@@ -139,6 +139,12 @@ def guard(
         tokens: Any = None,
         **extra_args: Any,
     ) -> tuple[Tree, GuardState]:
+        if not hasattr(state, "consecutive_skips"):
+            raise TypeError(
+                f"state is a {type(state).__name__}, which this guard has not made: pass what "
+                "init(params) of the guarded optimizer returned. A TrainState is to be created "
+                "with the guarded optimizer, too."
+            )
         w = jnp.ones(()) if weight is None else check_weight(weight)
         some = w != 0
         # What counts microbatches inside (an optimizer that accumulates) is told as well.

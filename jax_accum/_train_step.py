@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jax_accum import _accumulator as accumulator
 from jax_accum import _counts
+from jax_accum._checks import as_transformation
 from jax_accum._compiled_step import CompiledStep
 from jax_accum._group_grad import accumulated_value_and_grad
 from jax_accum._guard import GuardedTransformation
@@ -47,10 +48,12 @@ def make_train_step(
 
     Args:
       loss_fn: as for `accumulated_value_and_grad`.
-      tx: the optimizer; it runs once per call. With a `guard` in it, or a `MultiSteps`
-        around it, the state keeps the counters that `jax_accum.counts` reads, and a
-        loss scale in it is applied to the loss here.
-      microbatches: A, or `None` for batches that are grouped already.
+      tx: the optimizer; it runs once per call. With a `guard` in it the state keeps the
+        counters that `jax_accum.counts` reads, and a loss scale in it is applied to the loss
+        here. The group of a call is whole: a `MultiSteps` of `k` around the optimizer
+        accumulates over calls on top of it, an update every `k` calls.
+      microbatches: A, into which the rows of a batch are cut; or `None` for batches that are
+        grouped already, `[A, rows, ...]`, as those of `jax_accum.groups` are.
       has_aux: this and the following as for `accumulated_value_and_grad`.
       mesh: with it, parameters and state keep the shardings that they came with; what has
         none yet is put on all devices of the mesh (large optimizer state beside sharded
@@ -96,6 +99,7 @@ def make_train_step(
       >>> float(w), float(metrics["loss"]), ja.counts(opt_state)["updates"]
       (3.0, 12.5, 1)
     """
+    as_transformation(tx, "tx")  # or an error before anything is compiled
     value_and_grad = accumulated_value_and_grad(
         loss_fn,
         microbatches,

@@ -145,6 +145,7 @@ def test_five_examples_on_two_replicas_are_padded_by_one_copy_that_is_reported()
     assert group.batch["x"].tolist() == [[0, 1, 2, 3, 4, 4]]
     assert group.batch["mask"].tolist() == [[True] * 5 + [False]]
     assert (group.examples, group.padding, group.weight) == (5, 1, 5)
+    assert group.microbatch_examples(0) == 5
     assert group.replica_ids == {0: (0, 1, 2), 1: (3, 4)}
 
 
@@ -227,6 +228,7 @@ def test_a_group_without_any_weight_is_still_a_group():
 def test_a_microbatch_is_one_turn_of_all_replicas():
     (group,) = ja.groups([{"x": np.arange(8)}], plan_of(2, 2, 2))
     assert group.microbatch(1)["x"].tolist() == [2, 3, 6, 7]
+    assert group.microbatch_examples(1) == 4
 
 
 def test_jax_arrays_and_bfloat16_keep_their_dtype():

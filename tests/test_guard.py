@@ -213,3 +213,9 @@ def test_extra_arguments_reach_the_inner_optimizer():
 def test_bad_arguments_are_named(kwargs, error, message):
     with pytest.raises(error, match=message):
         ja.guard(**({"inner": optax.sgd(0.1)} | kwargs))
+
+
+def test_a_state_that_the_guard_has_not_made_is_named():
+    plain = optax.adam(0.1)
+    with pytest.raises(TypeError, match=r"state is a tuple, which this guard has not made.*init"):
+        ja.guard(plain).update(GOOD, plain.init(PARAMS), PARAMS)

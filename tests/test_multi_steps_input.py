@@ -63,7 +63,9 @@ def test_a_traced_weight_that_is_wrong_makes_its_group_nan_and_a_guard_skips_it(
 
 
 @pytest.mark.parametrize(
-    ("weight", "error"), [(np.ones(2), ValueError), (1j, TypeError)], ids=["an array", "complex"]
+    ("weight", "error"),
+    [(np.ones(2), ValueError), (1j, TypeError), (ja.Weighted(2.0, 1), TypeError)],
+    ids=["an array", "complex", "a loss"],
 )
 def test_a_weight_must_be_a_real_scalar(weight, error):
     opt = ja.MultiSteps(optax.sgd(1.0), 2)

@@ -127,6 +127,42 @@ def test_what_was_donated_and_is_used_again_is_named():
     step(w, state, batch_of(1, 2))
 
 
+def test_an_array_that_stands_twice_in_the_parameters_is_named():
+    tx = optax.sgd(0.1)
+    tied = jnp.ones(3)
+    params = {"in": tied, "out": tied}
+
+    def tied_loss(params, batch):
+        return loss_fn(params["in"] * params["out"], {k: x[:, None] for k, x in batch.items()})
+
+    with pytest.raises(ValueError, match=r"params\['in'\] and params\['out'\] are one array.*copy"):
+        ja.make_train_step(tied_loss, tx, 2)(params, tx.init(params), batch_of(1, 2))
+    apart = {**params, "out": jnp.copy(tied)}
+    ja.make_train_step(tied_loss, tx, 2)(apart, tx.init(apart), batch_of(1, 2))
+
+
+def test_a_parameter_that_is_no_array_is_named():
+    tx = optax.sgd(0.1)
+    step = ja.make_train_step(lambda p, b: loss_fn(p["w"], b), tx, 2)
+    params = {"w": jnp.ones(()), "activation": jnp.tanh}
+    with pytest.raises(TypeError, match=r"params\['activation'\] is a .*, not an array.*equinox"):
+        step(params, tx.init({"w": params["w"]}), batch_of(1, 2))
+
+
+def test_an_error_inside_of_the_loss_says_what_it_was_given():
+    def fails(w, batch):
+        raise ZeroDivisionError("in the model")
+
+    tx = optax.sgd(0.1)
+    w = jnp.ones(())
+    step = ja.make_train_step(fails, tx, 2)
+    with pytest.raises(ZeroDivisionError) as caught:
+        step(w, tx.init(w), batch_of(1, 2, 3, 4))
+    (note,) = (note for note in caught.value.__notes__ if "microbatch" in note)
+    assert "real: float32[2], x: float32[2]" in note
+    assert "microbatches=None" in note
+
+
 def test_parameters_and_state_take_their_own_buffers():
     def matrix_loss(w, batch):
         return ja.Weighted(jnp.sum((batch @ w) ** 2), batch.shape[0])
@@ -177,6 +213,17 @@ print(step._cache_size())
     assert "sharded over ['data'], but the step was built without a mesh" in said
     assert "data_axes=('data',)" in said
     assert compiled == "1"
+
+
+def test_an_optimizer_of_another_kind_is_named_when_the_step_is_built():
+    class Optimizer:
+        """As that of Flax NNX: it has no init."""
+
+        def update(self, model, grads):
+            """Changes the model."""
+
+    with pytest.raises(TypeError, match=r"tx must be an Optax .*Optimizer object.*optimizer\.tx"):
+        ja.make_train_step(loss_fn, Optimizer(), 2)
 
 
 def test_an_unknown_option_is_named():
