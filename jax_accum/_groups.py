@@ -60,7 +60,8 @@ def groups(
         `"drop"` leaves it out and says so in `.dropped`, `"error"` raises.
       batched: `False` for a stream of single examples.
       ids: key of the leaf that holds the IDs (str, int, or tuples of them). It is taken out of
-        the batch. By default examples are numbered in the order of the stream.
+        the batch; a loss that needs them, for `example_keys`, reads a leaf not named here. By
+        default examples are numbered in the order of the stream.
       padding: names of the leaves that say what is supervised, and the values that say it is
         not: `{"labels": -100}`, `{"inputs/mask": 0}`, `{"1": -100}` for the second of a
         tuple. By default `{"mask": 0}`, a leaf that is added to a dict that lacks it:

@@ -86,6 +86,11 @@ def test_links_inside_the_project_lead_to_a_file_and_a_heading(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_has_a_text_because_pages_are_read_as_plain_files_too(page):
+    assert re.findall(r"(?<!!)\[\]\([^)]*\)", page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_a_page_names_exist(page):
     text = page.read_text(encoding="utf-8")
     for name in re.findall(r"`((?:examples|tests|benchmarks|scripts|jax_accum)/[\w/.]*)`", text):
