@@ -2,6 +2,7 @@
 
 import re
 
+import optax
 import pytest
 
 pytest.importorskip("typer")
@@ -52,7 +53,7 @@ def test_a_plan_for_the_users_own_step_with_picture_caveat_and_a_snippet_that_ru
     assert (tmp_path / "peaks.png").read_bytes()[:4] == b"\x89PNG"
     assert list((tmp_path / "cache" / "jax-accum" / "memory").glob("*.json"))
     pasted = result.output.split("To paste:\n\n")[1].split("\n\nPicture")[0]
-    names = {"loss_fn": lambda w, x: None, "tx": None}
+    names = {"loss_fn": lambda w, x: None, "tx": optax.sgd(0.1)}
     exec(pasted, names)
     assert names["plan"] == BatchPlan(microbatch_size=4, microbatches=1)
     again = command(*OF_OWN, "--budget", "1MiB")

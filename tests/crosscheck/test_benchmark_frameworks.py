@@ -15,7 +15,7 @@ def test_a_quick_run_compares_jax_with_both_ways_of_pytorch(tmp_path):
 
 def test_both_frameworks_are_timed_on_the_same_training():
     size = {"layers": 1, "heads": 2, "width": 16, "max_length": 8}
-    ours, theirs = jax_update(size, 4, 2), torch_update(size, 4, 2, False)
+    ours, theirs = jax_update(size, 4, 2, False), torch_update(size, 4, 2, False, False)
     for _ in range(3):
         a, b = ours(), theirs()
         assert abs(a - b) < 1e-4 * abs(b)
