@@ -17,7 +17,7 @@ Tree = Any
 
 
 def not_additive(oracle: Oracle, batches: list[Tree], allowed: float) -> float:
-    """How far microbatches' gradients are from the sums over their examples, relative.
+    """How far microbatches' gradients, per weight, are from those of their examples, relative.
 
     With labels, an example is first looked at among others whose labels are ignored, in a
     microbatch of the same shape: nothing has to be compiled for that. Only where this is more than
@@ -38,12 +38,16 @@ def _apart(oracle: Oracle, batches: list[Tree], *, among_ignored: bool) -> float
         pieces = _among(rows, ignored(oracle.case, others)) if among_ignored else _alone(rows)
         singles = [oracle.part(oracle.params, piece) for piece in pieces]
         for name, term in whole.items():
-            own = [one[name].gradient for one in singles if one[name].weight]
-            if not term.weight or not np.isfinite(term.gradient).all():
+            own = [one[name] for one in singles if one[name].weight]
+            if not term.weight or not term.finite or not own:
                 continue
-            size = max(norm(term.gradient), *map(norm, own))
+            # Per weight: a term that each microbatch has once weighs as much in a small one.
+            mean = term.gradient / term.weight
+            weight = sum(one.weight for one in own)
+            together = np.sum([one.gradient for one in own], axis=0) / weight
+            size = max(norm(mean), *(norm(one.gradient) / weight for one in own))
             if size:
-                worst = max(worst, norm(term.gradient - np.sum(own, axis=0)) / size)
+                worst = max(worst, norm(mean - together) / size)
     return worst
 
 

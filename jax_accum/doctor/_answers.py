@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-
-import numpy as np
 
 from jax_accum.doctor import _faults as faults
 from jax_accum.doctor import _names as known
 from jax_accum.doctor._advice import ADVICE
-from jax_accum.doctor._candidate import Candidate, Settings, shares_of
+from jax_accum.doctor._candidate import Candidate
 from jax_accum.doctor._diagnosis import Diagnosis
-from jax_accum.doctor._predict import Run, predict
+from jax_accum.doctor._evidence import (
+    coefficients,
+    leaked_in,
+    numbers,
+    quantity_of,
+    telling,
+    tolerance_of,
+)
+from jax_accum.doctor._predict import Run
 from jax_accum.doctor._runs import Subject
-from jax_accum.doctor._score import Fit, Judge
-from jax_accum.doctor._vectors import norm
+from jax_accum.doctor._score import Judge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +43,7 @@ def answer_fault(found: Findings, judge: Judge, runs: list[Run], subject: Subjec
     """The answer where one fault explains everything."""
     assert found.name is not None
     best = found.candidates[0]
-    run = _telling(judge, runs)
+    run = telling(judge, runs)
     singles = faults.candidates(
         judge.case, gradient_only=subject.gradient_only, terms=judge.oracle.terms()
     )
@@ -53,7 +57,7 @@ def answer_fault(found: Findings, judge: Judge, runs: list[Run], subject: Subjec
     way = best.way
     what, change = ADVICE[found.name]
     reasoning = [
-        f"In the probe “{run.name}”, group {right.group + 1}, the {_quantity(right, run)} is "
+        f"In the probe “{run.name}”, group {right.group + 1}, the {quantity_of(right, run)} is "
         f"{right.deviation:.3g} (relative) away from the right one; rounding explains "
         f"{tolerance_of(judge, run, right.quantity):.2g}.",
         f"If the fault is “{best.name}” ({way}), that is what had to come out: it agrees to "
@@ -63,7 +67,7 @@ def answer_fault(found: Findings, judge: Judge, runs: list[Run], subject: Subjec
     if shares := coefficients(judge, run, right.group):
         evidence["share of each microbatch, 1 is right"] = shares
     if found.name == known.LEAK:
-        leaked = _leaked(best, run, right.group)
+        leaked = leaked_in(best, run, right.group)
         evidence["examples of earlier groups in it"] = leaked
         reasoning.append(
             f"Group {right.group + 1} holds gradients of the examples {leaked} of earlier groups."
@@ -139,7 +143,7 @@ def unknown(
     several: list[str] | None = None,
 ) -> Diagnosis:
     """The answer where no name can be given."""
-    run = _telling(judge, runs)
+    run = telling(judge, runs)
     right = judge.fit(Candidate(), run)
     nearest = min((judge.fit(c, run) for c in singles[1:]), key=lambda f: f.score)
     evidence = numbers(judge, run, nearest.candidate, right)
@@ -153,7 +157,7 @@ def unknown(
     elif undivided:
         summary = (
             "The step disagrees with the case even where nothing is accumulated: on one microbatch "
-            f"alone its {_quantity(right, run)} is {right.deviation:.3g} (relative) away."
+            f"alone its {quantity_of(right, run)} is {right.deviation:.3g} (relative) away."
         )
         change = (
             "compare loss_fn (or sums) with the step's own loss, and recipe with its optimizer, "
@@ -161,8 +165,8 @@ def unknown(
         )
     else:
         summary = (
-            f"Unknown fault: the {_quantity(right, run)} is {right.deviation:.3g} (relative) away "
-            "from the right one, and no known fault explains it."
+            f"Unknown fault: the {quantity_of(right, run)} is {right.deviation:.3g} (relative) "
+            "away from the right one, and no known fault explains it."
         )
         change = "the shares of the microbatches below, and a run with plain SGD, narrow it down."
     return Diagnosis(
@@ -186,71 +190,6 @@ def unknown(
     )
 
 
-def numbers(judge: Judge, run: Run, candidate: Candidate, right: Fit) -> dict[str, Any]:
-    """Sizes of what was observed, expected and predicted, in the group that tells most."""
-    place, name = right.group, right.quantity
-    until = place + 1
-
-    def of(seen: Any) -> float:
-        vector = seen.change if name == "change" else seen.visible[name]
-        return norm(vector)
-
-    def predicted(c: Candidate) -> float:
-        return of(predict(c, run, judge.case, judge.oracle, until=until)[place])
-
-    return {
-        "probe": run.name,
-        "group": place + 1,
-        "quantity": f"norm of the {_quantity(right, run)}",
-        "observed": of(run.seen[place]),
-        "expected": predicted(Candidate()),
-        "the fault predicts": predicted(candidate),
-        "deviation from right": right.deviation,
-    }
-
-
-def coefficients(judge: Judge, run: Run, place: int) -> list[float]:
-    """With what factor each microbatch of a group is in the gradient, where it can be solved for.
-
-    The least-squares solution of observed gradient = sum of factor times right share; earlier
-    groups' come first. Empty if the gradient cannot be seen, or is no such sum.
-    """
-    case, oracle = judge.case, judge.oracle
-    if not (run.gradient_only or case.recipe.plain):
-        return []
-    gradient = run.seen[place].change
-    if not run.gradient_only:
-        gradient = -gradient / case.recipe.rate(0)
-    settings = Settings(case.microbatches, case.replicas, case.coefficients or {}, None)
-    columns: list[np.ndarray] = []
-    for start, group in zip(run.starts[: place + 1], run.groups, strict=False):
-        records = [oracle.microbatch(start, mb, "as given") for mb in group]
-        columns += shares_of(Candidate(), records, records, settings)
-    basis = np.stack([np.broadcast_to(c, gradient.shape) for c in columns], axis=1)
-    if basis.shape[1] > basis.shape[0] or not (
-        np.isfinite(basis).all() and np.isfinite(gradient).all()
-    ):
-        return []
-    solved, *_ = np.linalg.lstsq(basis, gradient, rcond=None)
-    left = norm(basis @ solved - gradient)
-    if left > 1e-2 * norm(gradient):
-        return []
-    return [round(float(x), 4) for x in solved]
-
-
-def tolerance_of(judge: Judge, run: Run, quantity: str = "change") -> float:
-    """The largest relative tolerance in a run, rounding of the parameters included."""
-    if quantity != "change":
-        return max(tolerances.get(quantity, judge.noise) for tolerances in judge.tolerances(run))
-    worst = 0.0
-    for tolerances, start, seen in zip(judge.tolerances(run), run.starts, run.seen, strict=True):
-        size = norm(seen.change)
-        base = 0.0 if run.gradient_only else norm(start)
-        if size and np.isfinite(size):
-            worst = max(worst, tolerances["change"] + judge.eps * (1 + base / size))
-    return worst
-
-
 def left_out(subject: Subject) -> list[str]:
     """What this case does not allow to look at."""
     case, found = subject.case, []
@@ -268,26 +207,8 @@ def left_out(subject: Subject) -> list[str]:
     return found
 
 
-def _telling(judge: Judge, runs: list[Run]) -> Run:
-    """The first run in which the step is not right."""
-    return next((run for run in runs if not judge.fit(Candidate(), run).fits), runs[-1])
-
-
-def _quantity(fit: Fit, run: Run) -> str:
-    if fit.quantity != "change":
-        return f"optimizer's {fit.quantity}"
-    return "gradient" if run.gradient_only else "update"
-
-
 def _ratio(other: float, own: float) -> float:
     return other / own if own else float("inf")
-
-
-def _leaked(candidate: Candidate, run: Run, place: int) -> list[int]:
-    before = run.examples[:place]
-    if candidate.leak_from >= 0:
-        before = [before[-1][candidate.leak_from :]] if before else []
-    return sorted({i for group in before for rows in group for i in rows})
 
 
 def _needs_probe(name: str, runs: list[Run]) -> bool:

@@ -211,13 +211,13 @@ def shares_of(
     for microbatch in taken:
         share: Any = None
         for d, part in enumerate(microbatch):
-            for term, (_, weight, gradient) in part.items():
-                if weight == 0:
-                    fill = np.nan if candidate.ignored == "nan" else 0.0
-                    added = np.full_like(gradient, fill)
-                else:
-                    divisor = _divisor(candidate.divide, term, d, microbatch, counted)
+            for term, (_, weight, gradient, _) in part.items():
+                divisor = weight and _divisor(candidate.divide, term, d, microbatch, counted)
+                if divisor:
                     added = gradient * (settings.coefficients.get(term, 1.0) / divisor)
+                else:  # 0 / 0, or nothing; a weight that is divided by another term's 0
+                    nothing = weight == 0 and candidate.ignored != "nan"
+                    added = np.full_like(gradient, 0.0 if nothing else np.nan)
                 share = added if share is None else np.add(share, added, out=share)
         shares.append(share)
     return shares

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,7 +18,7 @@ from jax_accum.doctor._case import Case, UnusableStepError, check_examples
 from jax_accum.doctor._diagnosis import Diagnosis
 from jax_accum.doctor._dropout import diagnose_dropout
 from jax_accum.doctor._predict import Run
-from jax_accum.doctor._probes import ALONE, plan, separating
+from jax_accum.doctor._probes import ALONE, NAMES, plan, separating
 from jax_accum.doctor._runs import RandomStepError, Subject, check_subject
 from jax_accum.doctor._score import Judge
 from jax_accum.doctor._sums import Oracle
@@ -77,7 +79,12 @@ def diagnose(
     """
     if not isinstance(case, Case):
         raise TypeError(f"case must be a doctor.Case, got {type(case).__name__}.")
-    subject = Subject(case, update, grad)
+    began = time.perf_counter()
+    found = _diagnose(Subject(case, update, grad), case)
+    return dataclasses.replace(found, seconds=time.perf_counter() - began)
+
+
+def _diagnose(subject: Subject, case: Case) -> Diagnosis:
     if case.dropout:
         return diagnose_dropout(subject)
     case, oracle, probes = _tellable(case)
@@ -192,7 +199,7 @@ def _named(
         return Findings(None, [], [])  # one fault nearly explains it: no case for two
     both = [
         pair
-        for pair in faults.pairs(singles)
+        for pair in faults.pairs([c for c in singles if _can_show(c, runs)])
         if judge.fits_early(pair, runs[-1]) and judge.fits_all(pair, runs)
     ]
     if not both:
@@ -214,6 +221,15 @@ def _named(
     if len(larger) > 1:
         return Findings(None, _names(both), both)
     return Findings(larger[0], larger, both, also=" or ".join(smaller))
+
+
+def _can_show(candidate: Candidate, runs: list[Run]) -> bool:
+    """Whether a run has what a fault needs to show itself, beside another one."""
+    probes = {run.name for run in runs}
+    hidden = {"empty", "ignored"} if not probes & {NAMES["empty"], NAMES["ignored"]} else set()
+    if NAMES["nonfinite"] not in probes:
+        hidden.add("nonfinite")
+    return not candidate.knobs() or not candidate.knobs().keys() <= hidden
 
 
 def _names(found: Iterable[Candidate]) -> list[str]:

@@ -23,6 +23,7 @@ class Diagnosis:
       not_told_apart: faults that these runs would not show, or not beside what was found.
       not_examined: what was left out, and why.
       calls: how often the step was called.
+      seconds: how long it all took, compilation included.
     """
 
     status: str
@@ -36,6 +37,7 @@ class Diagnosis:
     not_told_apart: list[str] = dataclasses.field(default_factory=list)
     not_examined: list[str] = dataclasses.field(default_factory=list)
     calls: int = 0
+    seconds: float = 0.0
 
     @property
     def right(self) -> bool:
@@ -59,6 +61,8 @@ class Diagnosis:
             lines += ["", f"Not told apart by this case: {', '.join(self.not_told_apart)}."]
         if self.not_examined:
             lines += ["", f"Not examined: {'; '.join(self.not_examined)}."]
+        if self.seconds:
+            lines += ["", f"It took {self.seconds:.1f} s and {self.calls} calls of the step."]
         return "\n".join(lines)
 
 

@@ -140,7 +140,7 @@ class _Simulation:
         terms = [term for mb in records for part in mb for term in part.values()]
         if not any(term.weight for term in terms):
             return self.without(self.candidate.empty, params)
-        finite = all(np.isfinite(t.gradient).all() for t in terms if t.weight)
+        finite = all(t.finite for t in terms if t.weight)
         if not finite:
             return self.without(self.candidate.nonfinite, params)
         if not self.run.gradient_only:

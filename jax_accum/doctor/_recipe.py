@@ -130,11 +130,15 @@ class Optimizer:
             direction = self.velocity
         else:
             self.velocity = recipe.b1 * self.velocity + (1 - recipe.b1) * gradient
-            self.second = recipe.b2 * self.second + (1 - recipe.b2) * gradient**2
+            square = np.square(gradient)
+            square *= 1 - recipe.b2
+            square += recipe.b2 * self.second
+            self.second = square
             count = self.updates + 1 if bias_count is None else bias_count
-            first = self.velocity / (1 - recipe.b1**count)
-            second = self.second / (1 - recipe.b2**count)
-            direction = first / (np.sqrt(second) + recipe.eps)
+            root = np.sqrt(self.second / (1 - recipe.b2**count))
+            root += recipe.eps
+            direction = self.velocity / (1 - recipe.b1**count)
+            direction /= root
         if decays == 1:
             new = params - rate * (direction + recipe.weight_decay * params)
         else:

@@ -6,7 +6,6 @@ Everything is flat here: a gradient is one float64 vector over all parameters.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,11 +29,13 @@ class Term(NamedTuple):
       total: the sum.
       weight: what it is divided by.
       gradient: of the sum, flat, not divided.
+      finite: whether all of the gradient is.
     """
 
     total: float
     weight: float
     gradient: np.ndarray
+    finite: bool
 
 
 Part = dict[str, Term]
@@ -52,7 +53,7 @@ class Oracle:
         self.params = flat(case.params)
         self._kept: dict[Any, Part] = {}
         self._whole: dict[Any, tuple[np.ndarray, Tree, list[Part]]] = {}  # by identity
-        self._names: dict[int, tuple[np.ndarray, bytes]] = {}  # of parameters, by identity
+        self._names: dict[int, tuple[np.ndarray, int]] = {}  # of parameters, by identity
         leaves, self._structure = jax.tree.flatten(case.params)
         self._shapes = [np.shape(x) for x in leaves]
 
@@ -101,12 +102,12 @@ class Oracle:
             self._kept[key] = self._part(params, rows, variant)
         return self._kept[key]
 
-    def _name(self, params: np.ndarray) -> bytes:
+    def _name(self, params: np.ndarray) -> int:
         known = self._names.get(id(params))
         if known is None or known[0] is not params:
             if len(self._names) * params.nbytes > MOST_BYTES:
                 self._names.clear()
-            known = self._names[id(params)] = (params, hashlib.sha256(params.tobytes()).digest())
+            known = self._names[id(params)] = (params, hash(params.tobytes()))
         return known[1]
 
     def _part(self, params: np.ndarray, rows: Tree, variant: str) -> Part:
@@ -137,10 +138,10 @@ class Oracle:
         tree = self.unflat(params)
         if self.case.sums is not None:
             given = self.case.sums(tree, rows)
-            return {t: Term(float(s), float(w), flat(g)) for t, (s, w, g) in given.items()}
+            return {t: _term(s, w, g) for t, (s, w, g) in given.items()}
         with jax.enable_x64(True):
             totals, weights, grads = compiled(self.case.loss_fn)(tree, _wide(rows))
-            return {t: Term(float(totals[t]), float(weights[t]), flat(grads[t])) for t in totals}
+            return {t: _term(totals[t], weights[t], grads[t]) for t in totals}
 
     def noise(self, batches: list[Tree]) -> float:
         """Relative error of the loss's own gradient in the dtype of the step, at most.
@@ -200,6 +201,11 @@ def named_terms(value: Any) -> dict[str, Weighted]:
         f"loss_fn returned {type(value).__name__}: the doctor needs a jax_accum.Weighted, or a "
         "dict of them by term, so that it knows sums and weights."
     )
+
+
+def _term(total: Any, weight: Any, gradient: Tree) -> Term:
+    vector = flat(gradient)
+    return Term(float(total), float(weight), vector, bool(np.isfinite(vector).all()))
 
 
 def _wide(tree: Tree) -> Tree:

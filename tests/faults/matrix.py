@@ -1,14 +1,19 @@
 """The confusion matrix of the doctor over the gallery: what was there, and what it said.
 
     python -m tests.faults.matrix --seeds 50 --json matrix.json
-    python -m tests.faults.matrix --from matrix.json --write docs/doctor.md
+    python -m tests.faults.matrix --from matrix.json --write docs/doctor.md --draw docs/_static
 
 Every fault is diagnosed for every seed of data and parameters, in float32; every correct recipe
-also in bfloat16. Exit status 1 if any answer is wrong.
+also in bfloat16. Exit status 1 if any answer is wrong. `pytest` asks the same of the same steps,
+of a few seeds, or of as many as GALLERY_SEEDS says; GALLERY_ROWS=folder keeps what was said there:
+
+    GALLERY_SEEDS=50 GALLERY_ROWS=rows pytest -k of_the_gallery --timeout 3600
+    python -m tests.faults.matrix --from rows/*.json
 """
 
 import argparse
 import json
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -20,6 +25,7 @@ from tests.faults import gallery
 
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 RIGHT = "right"
+PICTURE = "confusion.svg"
 
 
 def measure(framework: str, seeds: range, *, only: str = "") -> list[dict]:
@@ -27,28 +33,41 @@ def measure(framework: str, seeds: range, *, only: str = "") -> list[dict]:
     rows = []
     for faulty in (True, False):
         for name in gallery.names(framework, faulty=faulty):
-            if only not in name:
-                continue
-            module = gallery.load(name)
-            dtypes = (
-                [np.float32]
-                if faulty
-                else getattr(module, "DTYPES", [np.float32, ml_dtypes.bfloat16])
-            )
-            for dtype in dtypes:
-                options = {} if faulty else {"dtype": dtype}
-                said = Counter(answer(module, seed, options) for seed in seeds)
-                rows.append(
-                    {
-                        "framework": framework,
-                        "step": name.partition(".")[2],
-                        "dtype": np.dtype(dtype).name,
-                        "truth": module.FAULT or RIGHT,
-                        "said": dict(said),
-                    }
-                )
-                sys.stderr.write(f"{framework} {name} {rows[-1]['dtype']}: {dict(said)}\n")
+            if only in name:
+                rows += rows_of(framework, name, seeds)
     return rows
+
+
+def rows_of(framework: str, name: str, seeds: range) -> list[dict]:
+    """The rows of one step of the gallery."""
+    module = gallery.load(name)
+    faulty = module.FAULT is not None
+    both = [np.float32, ml_dtypes.bfloat16]
+    rows = []
+    for dtype in [np.float32] if faulty else getattr(module, "DTYPES", both):
+        said = Counter(answer(module, seed, {} if faulty else {"dtype": dtype}) for seed in seeds)
+        rows.append(
+            {
+                "framework": framework,
+                "step": name.partition(".")[2],
+                "dtype": np.dtype(dtype).name,
+                "truth": module.FAULT or RIGHT,
+                "said": dict(said),
+            }
+        )
+        sys.stderr.write(f"{framework} {name} {rows[-1]['dtype']}: {dict(said)}\n")
+    return rows
+
+
+def check(framework: str, name: str, fewest: int) -> None:
+    """Asserts that the doctor says what is there, for `fewest` seeds or GALLERY_SEEDS."""
+    rows = rows_of(framework, name, range(int(os.environ.get("GALLERY_SEEDS", fewest))))
+    if folder := os.environ.get("GALLERY_ROWS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder, f"{name}.json").write_text(json.dumps(rows, indent=1), "utf-8")
+    assert rows
+    for row in rows:
+        assert set(row["said"]) == {row["truth"]}, row
 
 
 def answer(module, seed: int, options: dict) -> str:
@@ -75,6 +94,46 @@ def table(rows: list[dict]) -> str:
     return "\n".join([head, "", *lines])
 
 
+def draw(rows: list[dict], folder: Path) -> None:
+    """The matrix as a picture: what was there downwards, what was said across."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    mpl.rcParams.update({"svg.hashsalt": "jax-accum", "svg.fonttype": "path"})
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        for said, number in row["said"].items():
+            counts[row["truth"], said] += number
+    truths = sorted({truth for truth, _ in counts}, key=lambda name: (name == RIGHT, name.lower()))
+    others = sorted({said for _, said in counts} - {*truths, "unknown"})
+    columns = [*truths, *others, "unknown"]
+    share = np.zeros((len(truths), len(columns)))
+    for i, truth in enumerate(truths):
+        total = sum(n for (t, _), n in counts.items() if t == truth)
+        for j, said in enumerate(columns):
+            share[i, j] = counts[truth, said] / total
+    fig, ax = plt.subplots(figsize=(9.5, 8.5))
+    ax.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for (truth, said), number in counts.items():
+        i, j = truths.index(truth), columns.index(said)
+        light = "white" if share[i, j] > 0.5 else "#b03a48"
+        ax.text(j, i, str(number), ha="center", va="center", fontsize=7, color=light)
+    ax.set_xticks(
+        range(len(columns)), columns, rotation=60, ha="right", rotation_mode="anchor", fontsize=8
+    )
+    ax.set_yticks(range(len(truths)), truths, fontsize=8)
+    ax.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
+    ax.set_yticks(np.arange(len(truths) + 1) - 0.5, minor=True)
+    ax.grid(which="minor", color="#d9dce1", linewidth=0.5)
+    ax.tick_params(which="both", length=0)
+    ax.set(xlabel="what the doctor said", ylabel="what was there")
+    ax.spines[:].set_visible(False)
+    fig.savefig(folder / PICTURE, metadata={"Date": None}, bbox_inches="tight")
+    plt.close(fig)
+
+
 def write(path: Path, text: str) -> None:
     """Puts the table between the two marks of a page."""
     page = path.read_text(encoding="utf-8")
@@ -92,6 +151,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the rows there")
     parser.add_argument("--from", dest="read", type=Path, nargs="+", help="rows measured before")
     parser.add_argument("--write", type=Path, help="a page with the two marks")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draws confusion.svg there")
     given = parser.parse_args()
     if given.read:
         rows = [row for path in given.read for row in json.loads(path.read_text("utf-8"))]
@@ -108,6 +168,8 @@ def main() -> int:
     print(text)
     if given.write:
         write(given.write, text)
+    if given.draw:
+        draw(rows, given.draw)
     return int(any(set(row["said"]) != {row["truth"]} for row in rows))
 
 
