@@ -1,6 +1,6 @@
 """Draws the pictures of the documentation: `python docs/pictures.py`, into `docs/_static`.
 
-They are checked in, so that the pages show them wherever they are read; a test draws them again.
+They are checked in, so that the pages show them wherever they are read.
 """
 
 from __future__ import annotations
