@@ -49,10 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         start = time.perf_counter()
         module = importlib.import_module(f"benchmarks.{name}")
         results.append(module.run(quick=asked.quick, full=asked.full, limits=limits))
+        # After each, so that a run that is cut short leaves what it has found.
+        page = _report.write(asked.out, results, machine, dataclasses.asdict(limits))
         print(f"{time.perf_counter() - start:.0f} s", flush=True)
     for row in _report.claims_table(results).rows:
         print("  ".join(map(str, row)))
-    page = _report.write(asked.out, results, machine, dataclasses.asdict(limits))
     print(f"{_report.headline(results)} Report: {page}")
     return 0
 
