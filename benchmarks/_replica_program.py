@@ -121,7 +121,7 @@ def summary(compiled: Any, unit: int, a: int, d: int, branches: bool) -> dict[st
     Of an accumulator across calls the loop is over calls, and with `branches` what stands
     in the branch that ends a group runs once.
     """
-    if branches:
+    if branches and a > 1:  # a group of one ends with every call
         require_in_branch(compiled.as_text())
     totals = {"inside": 0.0, "after": 0.0, "payload": 0.0, "gathers": 0.0}
     for c in count_collectives(compiled):
