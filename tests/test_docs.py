@@ -62,7 +62,7 @@ def test_blocks_of_code_are_run_or_say_that_they_are_not_python(page):
     languages = set(opened[::2])  # every second fence closes
     directives = {language for language in languages if language.startswith("{")}
     assert languages - directives <= {"python", "text", "json", "toml", "console"}
-    assert all(re.match(r"\{(toctree|image|literalinclude|eval-rst)\}", d) for d in directives)
+    assert all(re.match(r"\{(toctree|image|include|literalinclude|eval-rst)\}", d) for d in directives)
 
 
 def slug(heading: str) -> str:
@@ -95,7 +95,7 @@ def test_files_that_a_page_names_exist(page):
     text = page.read_text(encoding="utf-8")
     for name in re.findall(r"`((?:examples|tests|benchmarks|scripts|jax_accum)/[\w/.]*)`", text):
         assert (ROOT / name).exists(), f"{name_of(page)} names {name}"
-    for name in re.findall(r"^```\{(?:image|literalinclude)\} (\S+)$", text, flags=re.MULTILINE):
+    for name in re.findall(r"^```\{(?:image|include|literalinclude)\} (\S+)$", text, flags=re.MULTILINE):
         assert (page.parent / name).exists(), f"{name_of(page)} shows {name}"
 
 
