@@ -62,7 +62,8 @@ def test_blocks_of_code_are_run_or_say_that_they_are_not_python(page):
     languages = set(opened[::2])  # every second fence closes
     directives = {language for language in languages if language.startswith("{")}
     assert languages - directives <= {"python", "text", "json", "toml", "console"}
-    assert all(re.match(r"\{(toctree|image|include|literalinclude|eval-rst)\}", d) for d in directives)
+    known = r"\{(toctree|image|include|literalinclude|eval-rst)\}"
+    assert all(re.match(known, directive) for directive in directives)
 
 
 def slug(heading: str) -> str:
@@ -95,7 +96,8 @@ def test_files_that_a_page_names_exist(page):
     text = page.read_text(encoding="utf-8")
     for name in re.findall(r"`((?:examples|tests|benchmarks|scripts|jax_accum)/[\w/.]*)`", text):
         assert (ROOT / name).exists(), f"{name_of(page)} names {name}"
-    for name in re.findall(r"^```\{(?:image|include|literalinclude)\} (\S+)$", text, flags=re.MULTILINE):
+    shown = r"^```\{(?:image|include|literalinclude)\} (\S+)$"
+    for name in re.findall(shown, text, flags=re.MULTILINE):
         assert (page.parent / name).exists(), f"{name_of(page)} shows {name}"
 
 
