@@ -208,11 +208,11 @@ def measure(
 ) -> None:
     """Times all ways for one inner optimizer and tree, and reads their programs."""
     grads = jax.tree.map(lambda x: jnp.full_like(x, 1e-3), params)
+    alone, init_alone = lone_ways(inner)["inner optimizer"]
+    _, own = compiled(alone, params, init_alone(params), grads)
     for ends, k in (("ends no group", NEVER), ("ends a group", 1)):
         base = "inner optimizer" if k == 1 else FLOOR
         runners, programs = {}, {}
-        alone, init_alone = lone_ways(inner)["inner optimizer"]
-        _, own = compiled(alone, params, init_alone(params), grads)
         known = lone_ways(inner) if k == 1 else {base: (add_in_place, zeros_of)}
         for way, (call, init) in (known | ways(inner, k)).items():
             state = init(params)

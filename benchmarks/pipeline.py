@@ -219,8 +219,8 @@ def run(*, quick: bool = False, full: bool = False, limits: Limits | None = None
     result.tables.append(
         Table("Time per group", ["stream", "way", "ms", "over the step alone"], rows)
     )
-    if not quick:
-        trainer(result, 1600, 3, ["--layers", "4", "--width", "128", "--microbatch-size", "8"])
-    elif all(importlib.util.find_spec(name) for name in ("flax", "rich", "orbax")):
-        trainer(result, 160, 1, ["--layers", "1", "--width", "8"])
+    if all(importlib.util.find_spec(name) for name in ("flax", "rich", "orbax")):
+        small = ["--layers", "1", "--width", "8"]
+        large = ["--layers", "4", "--width", "128", "--microbatch-size", "8"]
+        trainer(result, *((160, 1, small) if quick else (1600, 3, large)))
     return result
