@@ -173,9 +173,9 @@ def guard(
             return new, jax.tree.map(accumulator.as_dtype_of, new_state, inner_state)
 
         def hold(sums: Tree, params: Tree | None, inner_state: Any) -> tuple[Tree, Any]:
-            if in_place or lends:
-                return params if in_place else sums, inner_state
-            return jax.tree.map(jnp.zeros_like, alone), inner_state
+            if in_place:
+                return params, inner_state
+            return sums if lends else jax.tree.map(jnp.zeros_like, alone), inner_state
 
         runs = some & finite if on_nonfinite == "skip" else some
         # The branch that changes nothing is the one for false, or XLA copies the state.
