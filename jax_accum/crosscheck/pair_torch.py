@@ -14,11 +14,10 @@ from jax_accum.crosscheck.full_torch import make_optimizer
 from jax_accum.crosscheck.maps import Arrays
 from jax_accum.crosscheck.pairs import Pair, PairCase
 from jax_accum.crosscheck.rules import RuleMap
+from jax_accum.crosscheck.torch_runs import by_accumulation, by_gradient
 from jax_accum.crosscheck.trace import Trace
-from torch_ref.accumulate import accumulate
-from torch_ref.gradients import as_numpy, clip_gradients, gradient_norm, gradients, parameters
+from torch_ref.gradients import as_numpy, gradient_norm
 from torch_ref.losses import Weighted
-from torch_ref.train import Counts, update
 from torch_ref.undivided import undivided
 
 
@@ -87,27 +86,16 @@ class TorchRuns:
 
     def accumulated(self, case: PairCase) -> Trace:
         """The reference's accumulation loop."""
-        module, trace, counts = self.module(case.dtype), Trace(), Counts()
-        optimizer, scheduler, clip_norm = make_optimizer(module, case.optimizer)
-        options = {"coefficients": self.coefficients}
-        for batch in self.pair.batches:
-            cut = pair_ways.cut(pair_ways.tensors_of(batch, case.dtype), case.microbatches)
-            first: Arrays = {}
-            if not trace.losses:
-                accumulate(module, self.loss, cut, **options)  # type: ignore[arg-type]
-                first = self.map.to_jax(gradients(module))
-            attempt = update(
-                module,
-                optimizer,
-                self.loss,
-                cut,
-                scheduler=scheduler,
-                clip_norm=clip_norm,
-                counts=counts,
-                **options,  # type: ignore[arg-type]
-            )
-            after = self.map.to_jax(parameters(module))
-            trace.add(attempt.group.loss, attempt.group.grad_norm, first, after)
+        module = self.module(case.dtype)
+        tensors = (pair_ways.tensors_of(batch, case.dtype) for batch in self.pair.batches)
+        trace, counts = by_accumulation(
+            module,
+            make_optimizer(module, case.optimizer),
+            self.loss,
+            (pair_ways.cut(batch, case.microbatches) for batch in tensors),
+            self.map.to_jax,
+            coefficients=self.coefficients,
+        )
         trace.counters = counts.as_dict()
         return trace
 
@@ -118,18 +106,8 @@ class TorchRuns:
         gradient: Callable[[nn.Module, Any], tuple[float, Arrays]],
     ) -> Trace:
         """An update for each batch; ``gradient(module, batch)`` is its loss and gradient."""
-        module, trace = self.module(dtype), Trace()
-        optimizer, scheduler, clip_norm = make_optimizer(module, name)
-        for batch in self.pair.batches:
-            loss, found = gradient(module, pair_ways.tensors_of(batch, dtype))
-            for path, parameter in module.named_parameters():
-                if path in found:
-                    parameter.grad = torch.from_numpy(found[path])
-            norm, first = gradient_norm(module), self.map.to_jax(gradients(module))
-            if clip_norm is not None:
-                clip_gradients(module, clip_norm, norm)
-            optimizer.step()
-            if scheduler is not None:
-                scheduler.step()
-            trace.add(loss, norm, first, self.map.to_jax(parameters(module)))
-        return trace
+        module = self.module(dtype)
+        batches = (pair_ways.tensors_of(batch, dtype) for batch in self.pair.batches)
+        made = make_optimizer(module, name)
+        norm: Callable[..., float] = lambda module, _: gradient_norm(module)  # noqa: E731
+        return by_gradient(module, made, batches, gradient, norm, self.map.to_jax)

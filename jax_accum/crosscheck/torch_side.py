@@ -13,12 +13,10 @@ from jax_accum.crosscheck import recipe
 from jax_accum.crosscheck.data import Group, pad
 from jax_accum.crosscheck.gpt import GPTSizes
 from jax_accum.crosscheck.maps import Arrays, ParameterMap
+from jax_accum.crosscheck.torch_runs import by_accumulation, by_gradient
 from jax_accum.crosscheck.trace import COUNTERS, Trace, tree_norm
-from torch_ref.accumulate import accumulate
-from torch_ref.gradients import clip_gradients, gradients, parameters
 from torch_ref.losses import Weighted, next_token_cross_entropy, next_token_targets
 from torch_ref.models import GPT, GPTConfig
-from torch_ref.train import Counts, update
 from torch_ref.undivided import undivided
 
 Batch = dict[str, torch.Tensor]
@@ -78,30 +76,17 @@ class TorchSide:
             divides the finished sums.
         """
         model = self._model(dtype)
-        torch_optimizer, scheduler, clip_norm = _optimizer(model, optimizer)
         order: dict[str, Any] = {}
         if denominators == "first":
             order = {"denominators": "first", "weights_fn": _weight}
-        counts, trace = Counts(), Trace()
-        for group in groups:
-            microbatches = _microbatches(group, microbatch_size)
-            gradient: Arrays = {}
-            if not trace.losses:
-                # A run of its own, because an update leaves the gradient clipped.
-                accumulate(model, _loss, microbatches, **order)
-                gradient = self.mapping.to_jax(gradients(model))
-            attempt = update(
-                model,
-                torch_optimizer,
-                _loss,
-                microbatches,
-                scheduler=scheduler,
-                clip_norm=clip_norm,
-                counts=counts,
-                **order,
-            )
-            after = self.mapping.to_jax(parameters(model))
-            trace.add(attempt.group.loss, attempt.group.grad_norm, gradient, after)
+        trace, counts = by_accumulation(
+            model,
+            _optimizer(model, optimizer),
+            _loss,
+            (_microbatches(group, microbatch_size) for group in groups),
+            self.mapping.to_jax,
+            **order,
+        )
         totals = counts.as_dict()
         trace.counters = {name: totals[name] for name in COUNTERS}
         return trace
@@ -144,22 +129,9 @@ class TorchSide:
         gradient: Callable[[GPT, Group], tuple[float, Arrays]],
     ) -> Trace:
         """An update for each group; ``gradient(model, group)`` is its loss and gradient."""
-        model = self._model(dtype)
-        torch_optimizer, scheduler, clip_norm = _optimizer(model, optimizer)
-        trace = Trace()
-        for group in groups:
-            loss, found = gradient(model, group)
-            for name, parameter in model.named_parameters():
-                parameter.grad = torch.from_numpy(found[name])
-            norm = tree_norm(found)
-            first = self.mapping.to_jax(gradients(model))
-            if clip_norm is not None:
-                clip_gradients(model, clip_norm, norm)
-            torch_optimizer.step()
-            if scheduler is not None:
-                scheduler.step()
-            trace.add(loss, norm, first, self.mapping.to_jax(parameters(model)))
-        return trace
+        model, to_jax = self._model(dtype), self.mapping.to_jax
+        made = _optimizer(model, optimizer)
+        return by_gradient(model, made, groups, gradient, lambda _, found: tree_norm(found), to_jax)
 
     def _model(self, dtype: str) -> GPT:
         model = GPT(self.config, dtype=DTYPES[dtype])
