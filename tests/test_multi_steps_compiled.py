@@ -55,8 +55,10 @@ def alone(inner):
 
 @pytest.mark.parametrize("weight", [False, True], ids=["no weight", "a weight"])
 @pytest.mark.parametrize("k", [8, lambda updates: 8 + updates], ids=["constant k", "a schedule"])
-def test_apply_adds_in_place_and_copies_no_more_than_one_scalar(k, weight):
-    program = compiled(ja.MultiSteps(optax.adamw(1e-3), k), "apply", weight)
+@pytest.mark.parametrize("way", ["apply", "update"])
+def test_a_call_adds_in_place_and_copies_no_more_than_one_scalar(way, k, weight):
+    """By `update` as well: the accumulator lends its memory, no branch makes a tree of zeros."""
+    program = compiled(ja.MultiSteps(optax.adamw(1e-3), k), way, weight)
     assert temporary(program) <= SCALARS
     assert copies(program) in ([], ["s32[]"])
     assert program.memory_analysis().alias_size_in_bytes >= 4 * TREE
@@ -65,16 +67,6 @@ def test_apply_adds_in_place_and_copies_no_more_than_one_scalar(k, weight):
 def test_without_donation_apply_does_need_a_place_for_its_results():
     opt = ja.MultiSteps(optax.adamw(1e-3), 8)
     assert compiled(opt, "apply", donate=()).memory_analysis().alias_size_in_bytes == 0
-
-
-@pytest.mark.parametrize("weight", [False, True], ids=["no weight", "a weight"])
-@pytest.mark.parametrize("k", [8, lambda updates: 8 + updates], ids=["constant k", "a schedule"])
-def test_update_is_in_place_as_well_where_its_updates_are_applied_at_once(k, weight):
-    """The accumulator lends its memory to the updates: no branch makes a tree of zeros."""
-    program = compiled(ja.MultiSteps(optax.adamw(1e-3), k), "update", weight)
-    assert temporary(program) <= SCALARS
-    assert copies(program) in ([], ["s32[]"])
-    assert program.memory_analysis().alias_size_in_bytes >= 4 * TREE
 
 
 def test_a_weighted_group_of_one_needs_one_tree_of_updates_and_no_more():
