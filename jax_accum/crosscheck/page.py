@@ -80,9 +80,10 @@ same weights and read the same text ({escape(told.source)}). Each batch was cut 
 <em>microbatches</em> whose gradients are added up before one update is made: gradient accumulation.
 Done rightly, that must not change what is learned.</p>
 <p>Computers round. So every quantity is held against a run of the whole, uncut batch in float64,
-and may be four times as far from it as an uncut float32 run is, for that is the size of pure
-rounding. The number in the table is the largest difference found divided by what is allowed:
-below 1 is rounding, above 1 is a mistake.</p>{fault}</section>"""
+and may be four times as far from it as plain float32 is, of the uncut batch or, in the quick
+cases, of microbatches put together exactly: that is the size of pure rounding. The number in the
+table is the largest difference found divided by what is allowed: below 1 is rounding, above 1 is a
+mistake.</p>{fault}</section>"""
 
 
 def _cases(told: Told) -> str:
