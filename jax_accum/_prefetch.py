@@ -14,6 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax_accum._checks import checked_int
 from jax_accum._group import Group
 
+# Seconds: long enough to dispatch a step, short beside one.
+HEAD_START = 1e-3
+
 
 def prefetch(
     groups: Iterable[Group],
@@ -70,6 +73,11 @@ def _from_thread(
             source = iter(groups)
             while True:
                 room.get()
+                # With a group in hand there is no hurry. The consumer is about to dispatch its
+                # step, and gives up the GIL where JAX frees the arrays of the group before:
+                # begun now, the next group would be made in the middle of that.
+                if not ready.empty():
+                    stop.wait(HEAD_START)
                 if stop.is_set():
                     return
                 ready.put(_placed(next(source), sharding))
