@@ -33,8 +33,10 @@ def flops(size: dict[str, int]) -> float:
     return 6 * (size["layers"] * (12 * c * c + 2 * t * c) + 256 * c)
 
 
-def jax_update(size: dict[str, int], rows: int, a: int, narrow: bool) -> Callable[[], float]:
-    """An update by `make_train_step`; returns the loss."""
+def jax_update(
+    size: dict[str, int], rows: int, a: int, narrow: bool, by_hand: bool = False
+) -> Callable[[], float]:
+    """An update by `make_train_step`, or by a scan in plain JAX; returns the loss."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -43,6 +45,8 @@ def jax_update(size: dict[str, int], rows: int, a: int, narrow: bool) -> Callabl
     from jax_accum.crosscheck.gpt import GPT, GPTSizes, parameter_shapes
     from jax_accum.crosscheck.maps import initial_weights, unflatten
 
+    if not narrow:  # as PyTorch has it: an accelerator may not round the factors
+        jax.config.update("jax_default_matmul_precision", "highest")
     sizes = GPTSizes(**size)
     model = GPT(sizes)
     tokens, mask = data(rows, size["max_length"])
@@ -58,7 +62,24 @@ def jax_update(size: dict[str, int], rows: int, a: int, narrow: bool) -> Callabl
 
     tx = optax.adamw(1e-3, weight_decay=1e-2)
     state = tx.init(params)
-    step = ja.make_train_step(loss_fn, tx, a)
+
+    def plain(params: Any, state: Any, batch: Any) -> tuple[Any, Any, dict[str, jax.Array]]:
+        tokens = jnp.sum(batch["mask"][:, 1:]).astype(jnp.float32)
+
+        def body(carry: Any, part: Any) -> tuple[Any, None]:
+            one = jax.value_and_grad(lambda p: loss_fn(p, part).total / tokens)(params)
+            return jax.tree.map(jnp.add, carry, one), None
+
+        zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+        parts = jax.tree.map(lambda x: x.reshape(a, -1, *x.shape[1:]), batch)
+        (loss, grads), _ = jax.lax.scan(body, zeros, parts)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, {"loss": loss}
+
+    if by_hand:
+        step = jax.jit(plain, donate_argnums=(0, 1))
+    else:
+        step = ja.make_train_step(loss_fn, tx, a)
 
     def update() -> float:
         nonlocal params, state
@@ -113,6 +134,44 @@ def torch_update(
     return update
 
 
+def product_rates(framework: str, size: dict[str, int], rows: int) -> dict[str, float]:
+    """Flops per second of the products of the MLP's first layer: its output, and its gradient.
+
+    Of `x @ w` and of `x.T @ g`, with x `[tokens of a microbatch, C]` and w `[C, 4 C]`, float32.
+    """
+    n, c = rows * size["max_length"], size["width"]
+    arrays = [np.ones(shape, np.float32) for shape in ((n, c), (c, 4 * c), (n, 4 * c))]
+    if framework == "torch":
+        import torch
+
+        x, w, g = (torch.as_tensor(y, device="cuda" if torch_on_gpu() else "cpu") for y in arrays)
+        calls = {"output": lambda: x @ w, "gradient": lambda: x.T @ g}
+
+        def wait(made: Any) -> None:
+            if made.is_cuda:
+                torch.cuda.synchronize()
+    else:
+        import jax
+        import jax.numpy as jnp
+
+        jx, jw, jg = map(jnp.asarray, arrays)
+        product, transposed = jax.jit(lambda x, w: x @ w), jax.jit(lambda x, g: x.T @ g)
+        calls = {"output": lambda: product(jx, jw), "gradient": lambda: transposed(jx, jg)}
+
+        def wait(made: Any) -> None:
+            made.block_until_ready()
+
+    rates = {}
+    for name, call in calls.items():
+        seconds = []
+        for _ in range(30):
+            start = time.perf_counter()
+            wait(call())
+            seconds.append(time.perf_counter() - start)
+        rates[name] = 8 * n * c * c / sorted(seconds)[len(seconds) // 2]
+    return rates
+
+
 def torch_on_gpu() -> bool:
     """Whether PyTorch takes the GPU: where JAX was told to, or told nothing."""
     import torch
@@ -122,7 +181,7 @@ def torch_on_gpu() -> bool:
 
 def peak(framework: str) -> float:
     """Bytes, at most, so far: of the GPU by the framework's own counter, else of the process."""
-    if framework == "jax":
+    if framework.startswith("jax"):
         import jax
 
         counted = jax.devices()[0].memory_stats()
@@ -136,19 +195,28 @@ def peak(framework: str) -> float:
 
 
 def main() -> None:
-    """Answers on standard output: a line when ready, then a time for every line read."""
+    """Answers on standard output: a line when ready, then one for every line read.
+
+    To `products` the rates of single products, to anything else an update and its time.
+    """
     framework, size_name, rows, a, dtype = sys.argv[1:]
     given = SIZES[size_name], int(rows), int(a), dtype == "bfloat16"
     make: dict[str, Callable[[], Any]] = {
         "jax": lambda: jax_update(*given),
+        "jax, by hand": lambda: jax_update(*given, by_hand=True),
         "torch": lambda: torch_update(*given, compiled=False),
         "torch.compile": lambda: torch_update(*given, compiled=True),
     }
     update = make[framework]()
     update()
     update()
+    library = framework.partition(",")[0].partition(".")[0]
     print(json.dumps({"ready": True}), flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        if line.strip() == "products":
+            rates = product_rates(library, SIZES[size_name], int(rows) // int(a))
+            print(json.dumps(rates), flush=True)
+            continue
         start = time.perf_counter()
         loss = update()  # a number on the host: the device has ended
         seconds = time.perf_counter() - start

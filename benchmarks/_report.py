@@ -11,14 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks._result import Figure, Plot, Result, Table, show
+from benchmarks._result import FAILS, HOLDS, NOISE, Figure, Plot, Result, Table, show
 
 STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
 table{border-collapse:collapse;font-size:14px}
 td,th{padding:.25rem .7rem;border-bottom:1px solid #ddd;text-align:left;white-space:nowrap}
 .wide{overflow-x:auto}img{max-width:100%;height:auto}.no{color:#a40000;font-weight:600}
-.yes{color:#2a6f2a}caption{text-align:left;font-weight:600;padding:.6rem 0}.note{color:#555}
+.yes{color:#2a6f2a}.so{color:#7a5c00}.note{color:#555}
+caption{text-align:left;font-weight:600;padding:.6rem 0}
 """
 HEADS = ["verdict", "claim", "measured", "limit"]
 
@@ -80,28 +81,26 @@ def draw(plot: Plot) -> bytes:
 
 def headline(results: list[Result]) -> str:
     """The outcome in a sentence."""
-    verdicts = [holds for r in results for _, _, holds in r.verdicts()]
+    verdicts = [verdict for r in results for _, _, verdict in r.verdicts()]
     if not verdicts:
         return "Nothing was claimed."
-    missed = verdicts.count(False)
-    most = (
-        f"All {len(verdicts)} claims hold"
-        if not missed
-        else (f"{len(verdicts) - missed} of {len(verdicts)} claims hold, {missed} do not")
-    )
-    return f"{most} on this machine."
+    n = {verdict: verdicts.count(verdict) for verdict in (HOLDS, NOISE, FAILS)}
+    if n[HOLDS] == len(verdicts):
+        return f"All {len(verdicts)} claims hold on this machine."
+    parts = [f"{n[HOLDS]} of {len(verdicts)} claims hold"]
+    parts += [f"{n[NOISE]} within the noise"] if n[NOISE] else []
+    parts += [f"{n[FAILS]} do not"] if n[FAILS] else []
+    return f"{', '.join(parts)} on this machine."
 
 
 def claims_table(results: Iterable[Result]) -> Table:
     """Every claim with what was measured."""
     rows = []
     for result in results:
-        for claim, figure, holds in result.verdicts():
+        for claim, figure, verdict in result.verdicts():
             sign = "at most" if claim.at_most else "at least"
-            text = claim.text + (f" ({claim.why})" if claim.why and not holds else "")
-            rows.append(
-                ["holds" if holds else "does not", text, figure, f"{sign} {show(claim.limit)}"]
-            )
+            text = claim.text + (f" ({claim.why})" if claim.why and verdict != HOLDS else "")
+            rows.append([verdict, text, figure, f"{sign} {show(claim.limit)}"])
     return Table("What is claimed", HEADS, rows)
 
 
@@ -150,12 +149,9 @@ def _html(
 ) -> str:
     def table(t: Table) -> str:
         def td(x: Any) -> str:
-            mark = (
-                {"holds": " class=yes", "does not": " class=no"}.get(x)
-                if isinstance(x, str)
-                else ""
-            )
-            return f"<td{mark or ''}>{html.escape(_cell(x))}</td>"
+            marks = {HOLDS: " class=yes", NOISE: " class=so", FAILS: " class=no"}
+            mark = marks.get(x, "") if isinstance(x, str) else ""
+            return f"<td{mark}>{html.escape(_cell(x))}</td>"
 
         head = "".join(f"<th>{html.escape(c)}</th>" for c in t.columns)
         body = "".join(f"<tr>{''.join(map(td, row))}</tr>" for row in t.rows)

@@ -6,6 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
+HOLDS, NOISE, FAILS = "holds", "within the noise", "does not"
+
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
@@ -45,7 +47,7 @@ class Claim:
       key: the figure that decides it.
       limit: what it must not pass.
       at_most: whether the limit is an upper one.
-      why: where the claim is out of reach, by what and why.
+      why: what explains a figure beyond the limit.
     """
 
     text: str
@@ -54,9 +56,15 @@ class Claim:
     at_most: bool = True
     why: str = ""
 
-    def holds(self, figure: Figure) -> bool:
-        """Whether the figure keeps to the limit."""
-        return figure.value <= self.limit if self.at_most else figure.value >= self.limit
+    def verdict(self, figure: Figure) -> str:
+        """`HOLDS` if the median keeps to the limit, `NOISE` if only the better quartile does."""
+        if self._keeps(figure.value):
+            return HOLDS
+        better = figure.low if self.at_most else figure.high
+        return NOISE if self._keeps(better) else FAILS
+
+    def _keeps(self, value: float) -> bool:
+        return value <= self.limit if self.at_most else value >= self.limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,11 +114,11 @@ class Result:
         """The figure of a key."""
         return next(f for f in self.figures if f.key == key)
 
-    def verdicts(self) -> list[tuple[Claim, Figure, bool]]:
-        """Each claim with its figure and whether it holds, where the figure was measured."""
+    def verdicts(self) -> list[tuple[Claim, Figure, str]]:
+        """Each claim with its figure and the verdict, where the figure was measured."""
         keys = {f.key for f in self.figures}
         found = [(claim, self.figure(claim.key)) for claim in self.claims if claim.key in keys]
-        return [(claim, figure, claim.holds(figure)) for claim, figure in found]
+        return [(claim, figure, claim.verdict(figure)) for claim, figure in found]
 
 
 def show(x: float) -> str:

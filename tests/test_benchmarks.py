@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from benchmarks import _compare, _report, _timing
+from benchmarks import _compare, _program, _report, _timing
 from benchmarks.__main__ import NAMES, main
 from benchmarks._result import Claim, Figure, Plot, Result, Table
 
@@ -36,7 +36,7 @@ def test_a_quick_run_writes_the_report_and_its_exact_claims_hold(name, tmp_path)
     claims = [Claim(**c) for c in result["claims"] if c["key"] in keys]
     exact = [c for c in claims if keys[c.key].exact]
     assert exact
-    assert [c.text for c in exact if not c.holds(keys[c.key])] == []
+    assert [c.text for c in exact if c.verdict(keys[c.key]) != "holds"] == []
     assert f"id={name}" in (tmp_path / "report.html").read_text()
     pictures = sorted(tmp_path.glob("*.png"))
     assert len(pictures) == len(result["plots"])
@@ -112,6 +112,50 @@ def test_a_missed_claim_stands_in_the_first_lines_and_says_why(tmp_path):
     assert "<i>" not in page
     assert "one <b>" not in page
     assert "Not measured on GPU yet." in page
+
+
+@pytest.mark.parametrize(
+    ("figure", "at_most", "verdict"),
+    [
+        (Figure("x", 1.0, 0.9, 1.2), True, "holds"),
+        (Figure("x", 1.1, 0.9, 1.2), True, "within the noise"),
+        (Figure("x", 1.1, 1.05, 1.2), True, "does not"),
+        (Figure("x", 1.0, 0.9, 1.2), False, "holds"),
+        (Figure("x", 0.9, 0.8, 1.2), False, "within the noise"),
+        (Figure("x", 0.9, 0.8, 0.95), False, "does not"),
+        (Figure("x", 2, 2, 2, "", True), True, "does not"),
+    ],
+)
+def test_a_claim_fails_where_the_better_quartile_misses_the_limit_too(figure, at_most, verdict):
+    assert Claim("x", "x", 1.0, at_most).verdict(figure) == verdict
+    result = result_of(figure, claims=(Claim("x", "x", 1.0, at_most),))
+    words = {"holds": "All 1 claims", "does not": "0 of 1 claims hold, 1 do not"}
+    said = words.get(verdict, "0 of 1 claims hold, 1 within the noise on")
+    assert _report.headline([result]).startswith(said)
+
+
+def test_operations_of_a_program_are_counted_by_what_they_write_but_not_inside_fusions():
+    text = """
+%fused (p: f32[4,4]) -> f32[4,4] {
+  %p = f32[4,4]{1,0} parameter(0)
+  ROOT %e = f32[4,4]{1,0} exponential(%p)
+}
+%body (t: (f32[4,4], s32[])) -> (f32[4,4], s32[]) {
+  %t = (f32[4,4]{1,0}, s32[]) parameter(0)
+  %x = f32[4,4]{1,0} get-tuple-element(%t), index=0
+  %y = f32[4,4]{1,0} fusion(%x), kind=kLoop, calls=%fused
+  ROOT %r = (f32[4,4]{1,0}, s32[]) tuple(%y, %n)
+}
+ENTRY %main (a: f32[4,4]) -> f32[4,4] {
+  %a = f32[4,4]{1,0} parameter(0)
+  %c = f32[4,4]{1,0} copy(%a)
+  %w = (f32[4,4]{1,0}, s32[]) while(%v), condition=%cond, body=%body
+  %s = s32[] add(%n, %n)
+  ROOT %d = f32[8]{0} dot(%c, %c)
+}
+"""
+    assert _program.operation_sizes(text) == [16, 16, 1, 8]
+    assert _program.copied_sizes(text) == [16]
 
 
 def test_a_claim_on_what_was_not_measured_is_not_a_verdict():

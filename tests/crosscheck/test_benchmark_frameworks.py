@@ -10,12 +10,14 @@ def test_a_quick_run_compares_jax_with_both_ways_of_pytorch(tmp_path):
     assert main(["--quick", "--only", "frameworks", "--out", str(tmp_path)]) == 0
     (result,) = json.loads((tmp_path / "results.json").read_text())["results"]
     rates = {f["key"].split("/")[1] for f in result["figures"] if f["key"].endswith("/rate")}
-    assert rates == {"jax", "torch", "torch.compile"}
+    assert rates == {"jax", "jax, by hand", "torch", "torch.compile"}
 
 
 def test_both_frameworks_are_timed_on_the_same_training():
     size = {"layers": 1, "heads": 2, "width": 16, "max_length": 8}
     ours, theirs = jax_update(size, 4, 2, False), torch_update(size, 4, 2, False, False)
+    by_hand = jax_update(size, 4, 2, False, by_hand=True)
     for _ in range(3):
-        a, b = ours(), theirs()
+        a, b, c = ours(), theirs(), by_hand()
         assert abs(a - b) < 1e-4 * abs(b)
+        assert abs(a - c) < 1e-5 * abs(c)
