@@ -226,24 +226,29 @@ def accumulate(
         As a collective in the loss needs. A replica with fewer takes its first one again, with
         seeds of 0.
         """
-        order = jnp.argsort(~weights.counts, stable=True)
         own = jnp.sum(weights.counts, dtype=jnp.int32)
         turns = jax.lax.pmax(own, layout.axes) if layout.axes else own
+        order = jnp.argsort(~weights.counts, stable=True)
+        order = jnp.where(jnp.arange(size) < own, order, order[0])
         sums, refs = start(params), None
         if references:
             refs = jax.tree.map(jax.new_ref, sums.grads)
             sums = sums._replace(grads=jax.tree.map(lambda _: None, refs))
 
-        def turn(i: Any, sums: Sums) -> Sums:
+        # The turn before looks up the number of the microbatch: looked up in its own, XLA does so
+        # again for every number of the batch that the loss reads.
+        def turn(i: Any, carry: tuple[jax.Array, Sums]) -> tuple[jax.Array, Sums]:
+            a, sums = carry
+            following = order[i + 1]
             if not layout.axes:
-                return take(order[i], sums, params, False, refs, live=True)
+                return following, take(a, sums, params, False, refs, live=True)
             live = i < own
-            after = take(order[jnp.where(live, i, 0)], sums, params, False, refs, live=live)
+            after = take(a, sums, params, False, refs, live=live)
             grads, before = after.grads, sums._replace(grads=())
             after = jax.tree.map(partial(jnp.where, live), after._replace(grads=()), before)
-            return after._replace(grads=grads)
+            return following, after._replace(grads=grads)
 
-        sums = jax.lax.fori_loop(0, turns, turn, sums)
+        _, sums = jax.lax.fori_loop(0, turns, turn, (order[0], sums))
         grads = sums.grads if refs is None else jax.tree.map(jax.freeze, refs)
         if layout.axes:  # where nothing counts, 0 times a NaN may stand
             grads = jax.tree.map(lambda acc: jnp.where(own == 0, 0, acc), grads)

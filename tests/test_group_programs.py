@@ -1,8 +1,13 @@
 """What the group gradient compiles to on 8 devices: communication, flops and memory."""
 
 import json
+import re
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+
+import jax_accum as ja
 from jax_accum.testing import count_collectives
 
 DEVICES = 8
@@ -62,3 +67,19 @@ def test_collectives_are_counted_through_calls_and_in_halves():
     reduce, gather = count_collectives(text)
     assert (reduce.kind, reduce.in_loop, reduce.bytes) == ("all-reduce", True, 36)
     assert (gather.kind, gather.in_loop, gather.shapes) == ("all-gather", False, (("f32", (64,)),))
+
+
+def test_the_order_of_the_microbatches_is_not_looked_up_for_every_number_of_the_batch():
+    def loss_fn(params, batch):
+        total = jnp.sum(jnp.sin(batch["x"] * params) * batch["mask"])
+        return ja.Weighted(total, jnp.sum(batch["mask"]))
+
+    batch = {"x": jnp.ones((20, 64)), "mask": jnp.ones((20, 64))}
+    step = jax.jit(ja.accumulated_value_and_grad(loss_fn, 5))
+    text = step.lower(jnp.ones(64), batch).compile().as_text()
+    blocks = re.split(r"\n(?=\S)", text)
+    look_ups = [x for x in blocks if re.search(r"= s32\[1\]\S* dynamic-slice\(", x)]
+    assert look_ups  # once a turn, for a scalar
+    # But for the slice of one microbatch that the weights are read from.
+    roots = [re.search(r"ROOT .*? = (\S+) ([\w-]+)", block).groups() for block in look_ups]
+    assert [x for x in roots if not x[0].startswith("s32[]") and x[1] != "dynamic-slice"] == []
