@@ -4,46 +4,60 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks._result import Figure
 
+UNLESS_CLAIMED = 4 / 3
+"""By how much a ratio that no claim rests on must be worse: it has few rounds."""
 
-def load(path: Path) -> dict[str, Figure]:
-    """The figures of a `results.json`, by benchmark and key.
+
+class Run(NamedTuple):
+    """The figures of a run by benchmark and key, and the keys that claims rest on."""
+
+    figures: dict[str, Figure]
+    claimed: set[str]
+
+
+def load(path: Path) -> Run:
+    """What a `results.json` holds.
 
     Raises:
       ValueError: not a file of this kind.
     """
     try:
         data: Any = json.loads(path.read_text())
-        return {
-            f"{result['name']}/{figure['key']}": Figure(**figure)
-            for result in data["results"]
-            for figure in result["figures"]
-        }
+        figures, claimed = {}, set()
+        for result in data["results"]:
+            for figure in result["figures"]:
+                figures[f"{result['name']}/{figure['key']}"] = Figure(**figure)
+            claimed |= {f"{result['name']}/{claim['key']}" for claim in result["claims"]}
+        return Run(figures, claimed)
     except (OSError, UnicodeDecodeError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a results.json of the benchmarks: {error}") from error
 
 
-def compare(old: dict[str, Figure], new: dict[str, Figure]) -> list[str]:
-    """A line for each figure that is worse: measured ones where the quartiles do not overlap.
+def compare(old: Run, new: Run) -> list[str]:
+    """A line for each figure that is worse: measured ones beyond twice the range of quartiles.
 
     Milliseconds and rates belong to the machine; only ratios, and what is exact, are held
-    against each other.
+    against each other. What a claim rests on was measured with rounds enough for that; of other
+    ratios the quartiles of two runs of the same code lie apart at times.
     """
     lines = []
-    for key in sorted(old.keys() & new.keys()):
-        a, b = old[key], new[key]
-        if a.unit in ("ms", "tokens/s", "MiB"):
+    for key in sorted(old.figures.keys() & new.figures.keys()):
+        a, b = old.figures[key], new.figures[key]
+        if a.unit in ("ms", "tokens/s", "MiB", "of its time"):
             continue
         sign = 1 if a.better == "lower" else -1
         if a.exact:
             worse = sign * (b.value - a.value) > 1e-9 * abs(a.value)
         else:
-            worse = sign * b.value > sign * a.value and (
-                b.low > a.high if a.better == "lower" else b.high < a.low
-            )
+            factor = 1.0 if key in old.claimed & new.claimed else UNLESS_CLAIMED
+            before, now = (a, b) if a.better == "lower" else (b, a)
+            gap = now.low - before.high
+            beyond = gap > (now.high - now.low + before.high - before.low) / 2
+            worse = beyond and now.value > factor * before.value
         if worse:
             lines.append(f"{key}: {a} before, {b} now")
     return lines

@@ -134,44 +134,6 @@ def torch_update(
     return update
 
 
-def product_rates(framework: str, size: dict[str, int], rows: int) -> dict[str, float]:
-    """Flops per second of the products of the MLP's first layer: its output, and its gradient.
-
-    Of `x @ w` and of `x.T @ g`, with x `[tokens of a microbatch, C]` and w `[C, 4 C]`, float32.
-    """
-    n, c = rows * size["max_length"], size["width"]
-    arrays = [np.ones(shape, np.float32) for shape in ((n, c), (c, 4 * c), (n, 4 * c))]
-    if framework == "torch":
-        import torch
-
-        x, w, g = (torch.as_tensor(y, device="cuda" if torch_on_gpu() else "cpu") for y in arrays)
-        calls = {"output": lambda: x @ w, "gradient": lambda: x.T @ g}
-
-        def wait(made: Any) -> None:
-            if made.is_cuda:
-                torch.cuda.synchronize()
-    else:
-        import jax
-        import jax.numpy as jnp
-
-        jx, jw, jg = map(jnp.asarray, arrays)
-        product, transposed = jax.jit(lambda x, w: x @ w), jax.jit(lambda x, g: x.T @ g)
-        calls = {"output": lambda: product(jx, jw), "gradient": lambda: transposed(jx, jg)}
-
-        def wait(made: Any) -> None:
-            made.block_until_ready()
-
-    rates = {}
-    for name, call in calls.items():
-        seconds = []
-        for _ in range(30):
-            start = time.perf_counter()
-            wait(call())
-            seconds.append(time.perf_counter() - start)
-        rates[name] = 8 * n * c * c / sorted(seconds)[len(seconds) // 2]
-    return rates
-
-
 def torch_on_gpu() -> bool:
     """Whether PyTorch takes the GPU: where JAX was told to, or told nothing."""
     import torch
@@ -197,7 +159,7 @@ def peak(framework: str) -> float:
 def main() -> None:
     """Answers on standard output: a line when ready, then one for every line read.
 
-    To `products` the rates of single products, to anything else an update and its time.
+    To `parts` the times of parts of the model, to anything else an update and its time.
     """
     framework, size_name, rows, a, dtype = sys.argv[1:]
     given = SIZES[size_name], int(rows), int(a), dtype == "bfloat16"
@@ -210,12 +172,13 @@ def main() -> None:
     update = make[framework]()
     update()
     update()
-    library = framework.partition(",")[0].partition(".")[0]
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        if line.strip() == "products":
-            rates = product_rates(library, SIZES[size_name], int(rows) // int(a))
-            print(json.dumps(rates), flush=True)
+        if line.strip() == "parts":
+            from benchmarks._framework_parts import part_times
+
+            print(json.dumps(part_times(framework, SIZES[size_name], int(rows) // int(a))))
+            sys.stdout.flush()
             continue
         start = time.perf_counter()
         loss = update()  # a number on the host: the device has ended

@@ -87,11 +87,21 @@ def test_a_ratio_is_of_the_same_round():
 )
 def test_compare_names_what_got_worse(old, new, worse, tmp_path, capsys):
     for name, figure in (("old", old), ("new", new)):
-        data = _report.as_json([result_of(figure)], MACHINE, LIMITS)
+        claims = (Claim("x is small", "x", 9.0),)
+        data = _report.as_json([result_of(figure, claims=claims)], MACHINE, LIMITS)
         (tmp_path / f"{name}.json").write_text(json.dumps(data))
     status = main(["compare", str(tmp_path / "old.json"), str(tmp_path / "new.json")])
     assert status == int(worse)
     assert ("one/x" in capsys.readouterr().out) == worse
+
+
+@pytest.mark.parametrize(("now", "worse"), [(1.3, False), (1.4, True)])
+def test_a_ratio_that_no_claim_rests_on_must_be_a_third_worse(now, worse):
+    old, new = Figure("x", 1.0, 0.99, 1.01), Figure("x", now, now - 0.01, now + 0.01)
+    runs = _compare.Run({"x": old}, set()), _compare.Run({"x": new}, set())
+    assert (_compare.compare(*runs) != []) == worse
+    claimed = [run._replace(claimed={"x"}) for run in runs]
+    assert _compare.compare(*claimed) != []
 
 
 def test_compare_says_which_file_it_cannot_read(tmp_path, capsys):
@@ -165,5 +175,5 @@ def test_a_claim_on_what_was_not_measured_is_not_a_verdict():
 def test_a_report_can_be_read_back(tmp_path):
     figure = Figure("x", 1.0, 0.5, 1.5)
     _report.write(tmp_path, [result_of(figure)], MACHINE, LIMITS)
-    (read,) = _compare.load(tmp_path / "results.json").values()
+    (read,) = _compare.load(tmp_path / "results.json").figures.values()
     assert dataclasses.asdict(read) == dataclasses.asdict(figure)
