@@ -21,7 +21,7 @@ from jax_accum.crosscheck.full_data import (
     GROWTH_INTERVAL,
     INITIAL_SCALE,
 )
-from jax_accum.crosscheck.jax_recipe import tap
+from jax_accum.crosscheck.jax_recipe import InnerOptimizer
 
 Tree = Any
 Batch = Mapping[str, Any]
@@ -93,7 +93,7 @@ def loss_function(terms: str, dtype: str) -> LossFn:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(InnerOptimizer):
     """Loss and optimizer of a run. Hashable: equal recipes share what they compile.
 
     Args:
@@ -108,17 +108,8 @@ class Recipe:
     scaled: bool = False
     coefficients: tuple[tuple[str, float], ...] = ()
 
-    def schedule(self, count: Any) -> Any:
-        """Learning rate at an update (a traced int32, from 0)."""
-        if self.optimizer == "adamw":
-            # count + 1.0, not + 1: an int32 divided by an int is float32 even in 64-bit mode.
-            share = jnp.minimum(1.0, (count + 1.0) / numbers.WARMUP_UPDATES)
-            return numbers.ADAMW_LEARNING_RATE * share
-        rates = {"sgd": numbers.SGD_LEARNING_RATE, "adafactor": numbers.ADAFACTOR_LEARNING_RATE}
-        return rates[self.optimizer]
-
-    def direction(self, weight_decay: float = numbers.WEIGHT_DECAY) -> Any:
-        """Everything but the learning rate."""
+    def direction(self, weight_decay: float = numbers.WEIGHT_DECAY) -> optax.GradientTransformation:
+        """Everything but the learning rate; SGD has momentum here."""
         if self.optimizer == "sgd":
             return optax.trace(numbers.MOMENTUM)
         if self.optimizer == "adafactor":
@@ -133,17 +124,7 @@ class Recipe:
                 optax.clip_by_block_rms(1.0),
                 optax.scale_by_param_block_rms(numbers.ADAFACTOR_MIN_RMS),
             )
-        b1, b2 = numbers.ADAMW_BETAS
-        return optax.chain(
-            optax.clip_by_global_norm(numbers.CLIP_NORM),
-            optax.scale_by_adam(b1, b2, eps=numbers.ADAMW_EPS),
-            optax.add_decayed_weights(weight_decay),
-        )
-
-    def inner(self) -> optax.GradientTransformation:
-        """The optimizer that a group's gradient is given to, once."""
-        rate = optax.scale_by_learning_rate(self.schedule)
-        return optax.chain(tap(), self.direction(), rate)
+        return super().direction(weight_decay)
 
     @property
     def first(self) -> str:

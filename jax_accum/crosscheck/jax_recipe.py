@@ -67,8 +67,37 @@ def loss_function(sizes: GPTSizes) -> LossFn:
     return loss
 
 
+class InnerOptimizer:
+    """The optimizers that the recipes of all checks share, by the name in ``optimizer``."""
+
+    optimizer: str
+
+    def schedule(self, count: Any) -> Any:
+        """Learning rate at an update (a traced int32, from 0)."""
+        if self.optimizer == "adamw":
+            # count + 1.0, not + 1: an int32 divided by an int is float32 even in 64-bit mode.
+            share = jnp.minimum(1.0, (count + 1.0) / recipe.WARMUP_UPDATES)
+            return recipe.ADAMW_LEARNING_RATE * share
+        rates = {"sgd": recipe.SGD_LEARNING_RATE, "adafactor": recipe.ADAFACTOR_LEARNING_RATE}
+        return rates[self.optimizer]
+
+    def direction(self, weight_decay: float = recipe.WEIGHT_DECAY) -> optax.GradientTransformation:
+        """Everything but the learning rate: clipping, Adam, decoupled weight decay."""
+        b1, b2 = recipe.ADAMW_BETAS
+        return optax.chain(
+            optax.clip_by_global_norm(recipe.CLIP_NORM),
+            optax.scale_by_adam(b1, b2, eps=recipe.ADAMW_EPS),
+            optax.add_decayed_weights(weight_decay),
+        )
+
+    def inner(self) -> optax.GradientTransformation:
+        """The optimizer that a group's gradient is given to, once."""
+        rate = optax.scale_by_learning_rate(self.schedule)
+        return optax.chain(tap(), self.direction(), rate)
+
+
 @dataclass(frozen=True)
-class JaxRecipe:
+class JaxRecipe(InnerOptimizer):
     """Loss and optimizer of a run. Hashable: equal recipes share what they compile.
 
     Args:
@@ -84,29 +113,9 @@ class JaxRecipe:
         """The loss of a microbatch."""
         return loss_function(self.sizes)
 
-    def schedule(self, count: Any) -> Any:
-        """Learning rate at an update (a traced int32, from 0)."""
-        if self.optimizer == "sgd":
-            return recipe.SGD_LEARNING_RATE
-        # count + 1.0, not + 1: an int32 divided by an int is float32 even in 64-bit mode.
-        share = jnp.minimum(1.0, (count + 1.0) / recipe.WARMUP_UPDATES)
-        return recipe.ADAMW_LEARNING_RATE * share
-
     def direction(self, weight_decay: float = recipe.WEIGHT_DECAY) -> optax.GradientTransformation:
-        """Everything but the learning rate: clipping, Adam, decoupled weight decay."""
-        if self.optimizer == "sgd":
-            return optax.identity()
-        b1, b2 = recipe.ADAMW_BETAS
-        return optax.chain(
-            optax.clip_by_global_norm(recipe.CLIP_NORM),
-            optax.scale_by_adam(b1, b2, eps=recipe.ADAMW_EPS),
-            optax.add_decayed_weights(weight_decay),
-        )
-
-    def inner(self) -> optax.GradientTransformation:
-        """The optimizer that a group's gradient is given to, once."""
-        rate = optax.scale_by_learning_rate(self.schedule)
-        return optax.chain(tap(), self.direction(), rate)
+        """Everything but the learning rate; of SGD nothing."""
+        return optax.identity() if self.optimizer == "sgd" else super().direction(weight_decay)
 
 
 @cache
@@ -121,7 +130,7 @@ def mean_gradient(loss: LossFn) -> Callable[..., Any]:
 
 
 @cache
-def apply_inner(recipe: JaxRecipe) -> Callable[..., Any]:
+def apply_inner(recipe: InnerOptimizer) -> Callable[..., Any]:
     """Jitted: one update of the inner optimizer; returns parameters and state."""
     inner = recipe.inner()
 
