@@ -94,13 +94,14 @@ def headline(results: list[Result]) -> str:
 
 
 def claims_table(results: Iterable[Result]) -> Table:
-    """Every claim with what was measured."""
+    """Every claim with what was measured; those that do not hold come first."""
     rows = []
     for result in results:
         for claim, figure, verdict in result.verdicts():
             sign = "at most" if claim.at_most else "at least"
             text = claim.text + (f" ({claim.why})" if claim.why and verdict != HOLDS else "")
             rows.append([verdict, text, figure, f"{sign} {show(claim.limit)}"])
+    rows.sort(key=lambda row: (FAILS, NOISE, HOLDS).index(row[0]))
     return Table("What is claimed", HEADS, rows)
 
 

@@ -168,6 +168,17 @@ ENTRY %main (a: f32[4,4]) -> f32[4,4] {
     assert _program.copied_sizes(text) == [16]
 
 
+def test_what_does_not_hold_comes_first():
+    figures = [Figure("a", 1, 1, 1), Figure("b", 1.5, 1, 2), Figure("c", 2, 2, 2)]
+    claims = tuple(Claim(f.key, f.key, 1.0) for f in figures)
+    rows = _report.claims_table([result_of(*figures, claims=claims)]).rows
+    assert [(row[0], row[1]) for row in rows] == [
+        ("does not", "c"),
+        ("within the noise", "b"),
+        ("holds", "a"),
+    ]
+
+
 def test_a_claim_on_what_was_not_measured_is_not_a_verdict():
     assert result_of(claims=(Claim("no", "nothing", 1.0),)).verdicts() == []
 
