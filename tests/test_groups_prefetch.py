@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jax_accum as ja
+from jax_accum import _prefetch
 
 PLAN = ja.BatchPlan(microbatch_size=2, microbatches=2)
 
@@ -57,6 +58,32 @@ def test_no_more_than_so_many_groups_wait(size):
     until(lambda: len(made) == 2 + size)
     stream.close()
     assert not waiting_threads()
+
+
+def test_with_a_group_in_hand_the_consumer_goes_first(monkeypatch):
+    monkeypatch.setattr(_prefetch, "HEAD_START", 0.4)
+    made = []
+
+    def counted():
+        for group in ja.groups(batches(40), PLAN):
+            made.append(group.position)
+            yield group
+
+    stream = ja.prefetch(counted(), 2)
+    next(stream)
+    until(lambda: len(made) == 3)
+    next(stream)
+    time.sleep(0.1)  # the consumer dispatches its step
+    assert len(made) == 3
+    until(lambda: len(made) == 4)
+    stream.close()
+
+
+def test_with_none_in_hand_nobody_waits(monkeypatch):
+    monkeypatch.setattr(_prefetch, "HEAD_START", 60)
+    start = time.monotonic()
+    assert len(list(ja.prefetch(ja.groups(batches(40), PLAN), 1))) == 10
+    assert time.monotonic() - start < 30
 
 
 def test_what_the_stream_raises_comes_after_the_groups_before_it():
