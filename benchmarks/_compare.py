@@ -54,10 +54,10 @@ def compare(old: Run, new: Run) -> list[str]:
             worse = sign * (b.value - a.value) > 1e-9 * abs(a.value)
         else:
             factor = 1.0 if key in old.claimed & new.claimed else UNLESS_CLAIMED
-            before, now = (a, b) if a.better == "lower" else (b, a)
-            gap = now.low - before.high
-            beyond = gap > (now.high - now.low + before.high - before.low) / 2
-            worse = beyond and now.value > factor * before.value
+            small, large = (a, b) if a.better == "lower" else (b, a)  # if it is worse
+            gap = large.low - small.high
+            beyond = gap > (large.high - large.low + small.high - small.low) / 2
+            worse = beyond and large.value > factor * small.value
         if worse:
             lines.append(f"{key}: {a} before, {b} now")
     return lines

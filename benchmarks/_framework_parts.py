@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-PARTS = ("attention", "MLP")
+from benchmarks._timing import interleaved
 
 
 def part_times(framework: str, size: dict[str, int], rows: int) -> dict[str, float]:
@@ -19,18 +18,20 @@ def part_times(framework: str, size: dict[str, int], rows: int) -> dict[str, flo
     rng = np.random.default_rng(0)
     shape = (rows, size["max_length"], size["width"])
     x, g = (rng.normal(size=shape).astype(np.float32) for _ in range(2))
-    made = _in_jax if framework.startswith("jax") else _in_torch
-    calls = made(size, x, g, framework == "torch.compile")
-    return {name: _fastest(calls[name]) for name in PARTS}
+    if framework.startswith("jax"):
+        calls = _in_jax(size, x, g)
+    else:
+        calls = _in_torch(size, x, g, compiled=framework == "torch.compile")
+    seconds = interleaved(calls, rounds=25, warm_up=3)
+    return {name: min(values) for name, values in seconds.items()}
 
 
-def _in_jax(size: dict[str, int], x: Any, g: Any, compiled: bool) -> dict[str, Callable[[], None]]:
+def _in_jax(size: dict[str, int], x: Any, g: Any) -> dict[str, Callable[[], None]]:
     import jax
     import jax.numpy as jnp
 
     from jax_accum.crosscheck.gpt import MLP, Attention, GPTSizes
 
-    del compiled  # it always is
     sizes = GPTSizes(**size)
     x, g = jnp.asarray(x), jnp.asarray(g)
 
@@ -68,14 +69,3 @@ def _in_torch(
         return run
 
     return {"attention": call(Attention(config)), "MLP": call(MLP(config))}
-
-
-def _fastest(call: Callable[[], None]) -> float:
-    for _ in range(3):
-        call()
-    seconds = []
-    for _ in range(25):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_accum.testing._collectives import computations
+
 Tree = Any
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast",
@@ -80,15 +82,13 @@ def copied_sizes(text: str) -> list[int]:
 def operation_sizes(text: str) -> list[int]:
     """Entries that each operation of a program text writes; a fusion is one operation."""
     fused = set(re.findall(r"(?:calls|to_apply)=%?([\w.\-]+)", text))
-    sizes, within = [], ""
-    for line in text.splitlines():
-        if opens := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$", line):
-            within = opens.group(1)
-            continue
-        found = re.match(r"\s+(?:ROOT )?%?[\w.\-]+ = (.+?) ([a-z][\w\-]*)\(", line)
-        if found and within not in fused and found.group(2) not in FREE:
-            sizes.append(_entries(found.group(1)))
-    return sizes
+    found = [
+        re.match(r"\s+(?:ROOT )?%?[\w.\-]+ = (.+?) ([a-z][\w\-]*)\(", line)
+        for name, lines in computations(text).items()
+        if name not in fused
+        for line in lines
+    ]
+    return [_entries(match.group(1)) for match in found if match and match.group(2) not in FREE]
 
 
 def _entries(shapes: str) -> int:

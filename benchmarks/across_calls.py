@@ -23,6 +23,7 @@ OURS = "jax_accum, apply"
 OURS_UPDATE = "jax_accum, update"
 OPTAX = "optax.MultiSteps"
 SINGLE = "jax_accum, k = 1, apply"
+SAME_PROGRAMS = "their programs are the same but for scalars: see the claim on their operations"
 SLOW = 0.4
 """Seconds of a call from which on it gets few rounds."""
 TWO_JITS = "two jits, the host counts"
@@ -320,7 +321,7 @@ def run(*, limits: Limits, quick: bool = False, full: bool = False) -> Result:
                 f"{name}: k = 1 costs the inner optimizer alone",
                 f"{name}/ends a group/{SINGLE}/time",
                 1.03,
-                why="their programs are the same but for scalars: see the next claim",
+                why=SAME_PROGRAMS,
             ),
             Claim(
                 f"{name}: k = 1 runs no operation of a parameter's size beside the optimizer's",

@@ -14,8 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax_accum._checks import checked_int
 from jax_accum._group import Group
 
-# Seconds: long enough to dispatch a step, short beside one.
 HEAD_START = 1e-3
+"""Seconds: long enough to dispatch a step, short beside one."""
 
 
 def prefetch(

@@ -57,10 +57,10 @@ def count_collectives(compiled: Any) -> list[Collective]:
             "compiled must be a compiled program, jax.jit(f).lower(...).compile(), or its text; "
             f"got {type(compiled).__name__}."
         )
-    computations = _computations(text)
-    looped = _reached_from_loops(computations)
+    parts = computations(text)
+    looped = _reached_from_loops(parts)
     found = []
-    for name, lines in computations.items():
+    for name, lines in parts.items():
         for line in lines:
             match = re.search(rf"= (.+?) ({'|'.join(KINDS)})(-start)?\(", line)
             if not match:
@@ -73,7 +73,7 @@ def count_collectives(compiled: Any) -> list[Collective]:
     return found
 
 
-def _computations(text: str) -> dict[str, list[str]]:
+def computations(text: str) -> dict[str, list[str]]:
     """The lines of each computation, by its name."""
     parts: dict[str, list[str]] = {}
     name = ""
