@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from jax_accum.crosscheck.run import CaseResult
 
@@ -115,6 +116,7 @@ def draw_parameters(results: Sequence[CaseResult]) -> Figure:
             worst = max(places, key=lambda i: found[i].ratio)
             axes.plot(apart[worst], worst, "o", color=DIFFER, markersize=6)
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())  # within one decade they would overlap
         axes.set_title(result.case.name, fontsize=8)
         axes.set_xlabel("relative difference of the gradient", fontsize=8)
         names = [f.parameter or "" for f in found]
