@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -70,15 +71,14 @@ def start_both():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, __file__, address]
-    processes = [subprocess.Popen([*command, str(i)]) for i in range(PROCESSES)]
-    try:
-        for process in processes:
-            process.wait(timeout=100)
-    finally:
-        for process in processes:
-            process.kill()
-    if any(process.returncode for process in processes):
+    # Each has a pipe of its own: on a shared one, long lines of two processes mix.
+    run = functools.partial(subprocess.run, stdout=subprocess.PIPE, text=True, timeout=100)
+    commands = [[sys.executable, __file__, address, str(i)] for i in range(PROCESSES)]
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        done = list(pool.map(run, commands))
+    for process in done:
+        print(process.stdout, end="")
+    if any(process.returncode for process in done):
         sys.exit("a process failed")
 
 
