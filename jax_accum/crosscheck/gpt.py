@@ -36,6 +36,20 @@ def _layer_norm(name: str) -> nn.LayerNorm:
     return nn.LayerNorm(epsilon=LAYER_NORM_EPS, use_fast_variance=False, name=name)
 
 
+class Dense(nn.Dense):
+    """A dense layer that multiplies one matrix ``[B * T, C]``, whatever the shape of its input.
+
+    The gradient of the kernel sums over B and T. Where these are two axes, XLA on a CPU first
+    writes the gradient of the output a second time, transposed, and computes once more what led to
+    it; where they are one axis, the product reads it as it lies.
+    """
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """``[..., C]`` to ``[..., features]``."""
+        rows = super().__call__(inputs.reshape(-1, inputs.shape[-1]))
+        return rows.reshape(*inputs.shape[:-1], self.features)
+
+
 class Attention(nn.Module):
     """Causal self-attention, written out. Padding ends a row, so no target ever sees it."""
 
@@ -46,15 +60,15 @@ class Attention(nn.Module):
         """``[B, T, C]`` to ``[B, T, C]``."""
         rows, length, width = x_BxTxC.shape
         split = (rows, length, self.sizes.heads, width // self.sizes.heads)
-        q_BxTxHxD = nn.Dense(width, name="q")(x_BxTxC).reshape(split)
-        k_BxTxHxD = nn.Dense(width, name="k")(x_BxTxC).reshape(split)
-        v_BxTxHxD = nn.Dense(width, name="v")(x_BxTxC).reshape(split)
+        q_BxTxHxD = Dense(width, name="q")(x_BxTxC).reshape(split)
+        k_BxTxHxD = Dense(width, name="k")(x_BxTxC).reshape(split)
+        v_BxTxHxD = Dense(width, name="v")(x_BxTxC).reshape(split)
         scores_BxHxTxT = jnp.einsum("bqhd,bkhd->bhqk", q_BxTxHxD, k_BxTxHxD) / math.sqrt(split[-1])
         seen_TxT = jnp.tril(jnp.ones((length, length), bool))
         scores_BxHxTxT = jnp.where(seen_TxT, scores_BxHxTxT, -jnp.inf)
         attention_BxHxTxT = jax.nn.softmax(scores_BxHxTxT, axis=-1)
         mixed_BxTxHxD = jnp.einsum("bhqk,bkhd->bqhd", attention_BxHxTxT, v_BxTxHxD)
-        return nn.Dense(width, name="o")(mixed_BxTxHxD.reshape(rows, length, width))
+        return Dense(width, name="o")(mixed_BxTxHxD.reshape(rows, length, width))
 
 
 class MLP(nn.Module):
@@ -65,8 +79,8 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x_BxTxC: jax.Array) -> jax.Array:
         """``[B, T, C]`` to ``[B, T, C]``."""
-        hidden = nn.Dense(self.sizes.mlp_ratio * self.sizes.width, name="up")(x_BxTxC)
-        return nn.Dense(self.sizes.width, name="down")(nn.gelu(hidden, approximate=True))
+        hidden = Dense(self.sizes.mlp_ratio * self.sizes.width, name="up")(x_BxTxC)
+        return Dense(self.sizes.width, name="down")(nn.gelu(hidden, approximate=True))
 
 
 class Block(nn.Module):
@@ -104,7 +118,7 @@ class GPT(nn.Module):
         for i in range(sizes.layers):
             x_BxTxC = Block(sizes, name=f"blocks_{i}")(x_BxTxC)
         x_BxTxC = _layer_norm("ln_f")(x_BxTxC)
-        return nn.Dense(sizes.vocab_size, use_bias=False, name="head")(x_BxTxC)
+        return Dense(sizes.vocab_size, use_bias=False, name="head")(x_BxTxC)
 
 
 def parameter_shapes(sizes: GPTSizes) -> dict[str, tuple[int, ...]]:
