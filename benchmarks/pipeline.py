@@ -3,7 +3,7 @@
 First a step that is a wait of 5 ms, as the host sees an accelerator at work: what `groups` and
 `prefetch` add to it, per group of text: IDs checked, padded to a length, cut into microbatches,
 weighed, put on the device. Then the example trainer end to end, against its own compiled step
-called on a group that is there already.
+called on the same groups when they are all there.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ STEP = 5e-3
 ALONE = "the step alone"
 BARE = "its compiled step alone"
 TRAINED = "the trainer"
+WARM = 3  # updates of the trainer before it is timed: the first ones compile
 TRAINER = Path(__file__).parents[1] / "examples" / "train_gpt.py"
 KINDS: dict[str, dict[str, Any]] = {
     "batches of text": {},
@@ -94,41 +95,48 @@ def processor_time(kind: str, plan: ja.BatchPlan, groups: int, rounds: int) -> l
 
 
 class Stopwatch:
-    """Stands in for `make_train_step` in the trainer: when its step was called, and on what."""
+    """Stands in for `make_train_step` in the trainer: on what its step was called, and when.
+
+    Calls run ahead of what is computed, so that the clock starts and ends when all is.
+    """
 
     def __init__(self) -> None:
         self.made = ja.make_train_step
-        self.calls: list[float] = []
+        self.began = 0.0
         self.step: Any = None
-        self.first: Any = None
+        self.start: Any = None
+        self.groups: list[Any] = []
 
     def make(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """The step of `make_train_step`, watched."""
-        self.step, self.calls = self.made(*args, **kwargs), []
+        self.step, self.groups = self.made(*args, **kwargs), []
 
         def watched(params: Any, state: Any, batch: Any, **told: Any) -> Any:
-            if not self.calls:
-                self.first = (*jax.tree.map(jnp.copy, (params, state, batch)), told)
-            self.calls.append(time.perf_counter())
+            if not self.groups:  # the step donates them
+                self.start = jax.tree.map(jnp.copy, (params, state))
+            if len(self.groups) == WARM:
+                jax.block_until_ready((params, state))
+                self.began = time.perf_counter()
+            self.groups.append((batch, told))
             return self.step(params, state, batch, **told)
 
         return watched
 
-    def per_update(self) -> float:
-        """Seconds from call to call, but for the first ones: those compile."""
-        return (self.calls[-1] - self.calls[3]) / (len(self.calls) - 4)
+    def trained(self) -> float:
+        """Seconds per update until now, when the trainer has ended and read its last loss."""
+        return (time.perf_counter() - self.began) / (len(self.groups) - WARM)
 
     def bare(self) -> float:
-        """Seconds per update of the step alone, on the first group again and again."""
-        params, state, batch, told = self.first
+        """Seconds per update of the step alone: the same updates, on groups that are there."""
+        params, state = self.start
         begin = 0.0
-        for i in range(n := len(self.calls)):
-            if i == 3:
+        for i, (batch, told) in enumerate(self.groups):
+            if i == WARM:
                 jax.block_until_ready((params, state))
                 begin = time.perf_counter()
             params, state, _ = self.step(params, state, batch, **told)
         jax.block_until_ready((params, state))
-        return (time.perf_counter() - begin) / (n - 3)
+        return (time.perf_counter() - begin) / (len(self.groups) - WARM)
 
 
 def trainer(result: Result, examples: int, rounds: int, options: list[str]) -> None:
@@ -144,7 +152,7 @@ def trainer(result: Result, examples: int, rounds: int, options: list[str]) -> N
         for _ in range(rounds):
             with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
                 main(["--folder", folder, "--examples", str(examples), "--quiet", *options])
-            seconds[TRAINED].append(watch.per_update())
+            seconds[TRAINED].append(watch.trained())
             seconds[BARE].append(watch.bare())
     finally:
         ja.make_train_step = watch.made
@@ -160,9 +168,10 @@ def trainer(result: Result, examples: int, rounds: int, options: list[str]) -> N
             "The example trainer, per update",
             ["way", "ms", "over the step alone"],
             rows,
-            f"{examples} examples, {len(watch.calls)} updates, options: {' '.join(options)}. The "
+            f"{examples} examples, {len(watch.groups)} updates, options: {' '.join(options)}. The "
             "trainer reads text, checks IDs, logs, counts, audits and saves checkpoints on the "
-            "processor that also does the arithmetic; with an accelerator it does so meanwhile.",
+            "processor that also does the arithmetic; with an accelerator it does so meanwhile. "
+            f"Both from update {WARM + 1} until the last has been computed.",
         )
     )
 
