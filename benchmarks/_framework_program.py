@@ -159,7 +159,7 @@ def peak(framework: str) -> float:
 def main() -> None:
     """Answers on standard output: a line when ready, then one for every line read.
 
-    To `parts` the times of parts of the model, to anything else an update and its time.
+    To `products` the seconds of a layer's products, to anything else an update and its time.
     """
     framework, size_name, rows, a, dtype = sys.argv[1:]
     given = SIZES[size_name], int(rows), int(a), dtype == "bfloat16"
@@ -174,11 +174,11 @@ def main() -> None:
     update()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        if line.strip() == "parts":
-            from benchmarks._framework_parts import part_times
+        if line.strip() == "products":
+            from benchmarks._framework_products import product_seconds
 
-            answer = part_times(framework, SIZES[size_name], int(rows) // int(a))
-            print(json.dumps(answer), flush=True)
+            seconds = product_seconds(framework, SIZES[size_name], int(rows) // int(a))
+            print(json.dumps({"seconds": seconds}), flush=True)
             continue
         start = time.perf_counter()
         loss = update()  # a number on the host: the device has ended
