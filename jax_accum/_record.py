@@ -149,7 +149,8 @@ class RunRecord:
             for m in read_memory()
         ]
         began = dt.datetime.fromisoformat(self.times["started"])
-        self.times["seconds"] = (_now() - began).total_seconds()
+        # A clock may be set back meanwhile.
+        self.times["seconds"] = max(0.0, (_now() - began).total_seconds())
 
     def as_dict(self) -> dict[str, Any]:
         """The record as JSON holds it."""
