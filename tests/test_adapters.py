@@ -47,7 +47,7 @@ def run_adapter(run_python, reports):
             return reports[name]
         if name in NEEDS and importlib.util.find_spec(NEEDS[name].partition(".")[0]) is None:
             pytest.skip(f"{NEEDS[name]} is not installed")
-        output = run_python(ADAPTERS / f"{name}.py", timeout=150)
+        output = run_python(ADAPTERS / f"{name}.py")
         (line,) = [line for line in output.splitlines() if line.startswith("{")]
         report = json.loads(line)
         matrices = [np.asarray(x, np.float32) for x in report.pop("matrices")]

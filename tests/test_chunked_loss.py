@@ -76,7 +76,7 @@ def test_loss_gradient_and_weight_are_those_of_the_plain_loss(x64, over, chunks,
 @pytest.mark.parametrize(("over", "chunks"), CUTS.values(), ids=CUTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_in_narrow_types_it_is_as_near_to_float64_as_the_plain_loss(x64, over, chunks, dtype):
-    params, tokens = problem(dtype)
+    params, tokens = problem(dtype, seed=1)
     wide = jax.tree.map(lambda x: x.astype(jnp.float64), params)
     oracle = total_and_gradient(plain, wide, tokens)
     own = distance(total_and_gradient(plain, params, tokens), oracle)

@@ -21,7 +21,7 @@ def gradients(program):
 
 def test_one_reduction_per_update_and_the_flops_and_memory_of_a_scan(run_python, subtests):
     program = Path(__file__).parent / "programs" / "compiled.py"
-    found = json.loads(run_python(program, devices=DEVICES, timeout=250))
+    found = json.loads(run_python(program, devices=DEVICES))
     for a, programs in found["sizes"].items():
         for name in ("once", "two terms"):
             with subtests.test(f"{name}: one all-reduce of one tree after the loop", A=a):

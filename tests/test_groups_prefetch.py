@@ -66,16 +66,16 @@ def test_with_a_group_in_hand_the_consumer_goes_first(monkeypatch):
 
     def counted():
         for group in ja.groups(batches(40), PLAN):
-            made.append(group.position)
+            made.append(time.monotonic())
             yield group
 
     stream = ja.prefetch(counted(), 2)
     next(stream)
     until(lambda: len(made) == 3)
+    asked = time.monotonic()
     next(stream)
-    time.sleep(0.1)  # the consumer dispatches its step
-    assert len(made) == 3
     until(lambda: len(made) == 4)
+    assert made[3] - asked >= 0.4  # in which the consumer dispatches its step
     stream.close()
 
 

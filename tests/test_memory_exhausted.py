@@ -1,7 +1,6 @@
 """Memory that really runs out, and one process of two that cannot go on."""
 
 import json
-import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -52,7 +51,7 @@ print(json.dumps({
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space, as Linux does")
 def test_a_step_that_really_runs_out_falls_back_to_the_update_of_the_smaller_size(run_python):
-    found = json.loads(run_python(LIMITED, timeout=240).splitlines()[-1])
+    found = json.loads(run_python(LIMITED).splitlines()[-1])
     assert found["sizes"][1] < 8
     assert found["lost"]  # the failed attempt took the buffers that were donated to it
     assert found["counts"]
@@ -101,7 +100,7 @@ batch = place(own, P("data"))
 timeout = 60
 if fault == "late":
     # The rehearsal goes well, and then one process cannot start after all.
-    timeout, rehearsal, real = 15, ja.memory.rehearse, make
+    timeout, rehearsal, real = 30, ja.memory.rehearse, make
     class Late:
         def __init__(self, step):
             self.trace, self.lower = step.trace, step.lower
@@ -134,14 +133,9 @@ jax.distributed.shutdown()
 """
 
 
-def run_two(run_python, fault):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+def run_two(run_python, port, fault):
     with ThreadPoolExecutor(2) as pool:
-        runs = [
-            pool.submit(run_python, TWO, str(rank), port, fault, timeout=150) for rank in range(2)
-        ]
+        runs = [pool.submit(run_python, TWO, str(rank), str(port), fault) for rank in range(2)]
         outputs = [run.result() for run in runs]
     return [
         json.loads(next(line for line in output.splitlines() if line.startswith("{")))
@@ -149,8 +143,8 @@ def run_two(run_python, fault):
     ]
 
 
-def test_when_one_of_two_processes_cannot_both_take_the_smaller_size(run_python):
-    found = run_two(run_python, "memory")
+def test_when_one_of_two_processes_cannot_both_take_the_smaller_size(run_python, free_port):
+    found = run_two(run_python, free_port, "memory")
     for own in found:
         assert own["tried"] == [8, 4, 2]
         assert own["plan"] == 4
@@ -160,14 +154,14 @@ def test_when_one_of_two_processes_cannot_both_take_the_smaller_size(run_python)
     assert found[0]["w"] == found[1]["w"]
 
 
-def test_when_one_runs_out_after_the_other_has_begun_both_end_with_an_error(run_python):
-    found = run_two(run_python, "late")
+def test_when_one_runs_out_after_the_other_has_begun_both_end_with_an_error(run_python, free_port):
+    found = run_two(run_python, free_port, "late")
     assert found[1]["error"] == "TimeoutError"
     assert "here is 'exhausted'. It may wait in a collective" in found[1]["said"]
     assert "error" in found[0]  # of its broken connection: it did not wait for ever
 
 
-def test_when_one_of_two_processes_fails_otherwise_both_say_so(run_python):
-    found = run_two(run_python, "other")
+def test_when_one_of_two_processes_fails_otherwise_both_say_so(run_python, free_port):
+    found = run_two(run_python, free_port, "other")
     assert [own["error"] for own in found] == ["RuntimeError", "ZeroDivisionError"]
     assert "failed in process 1" in found[0]["said"]

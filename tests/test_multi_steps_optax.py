@@ -172,6 +172,6 @@ THEIR_TESTS = Path(optax.__file__).parent / "transforms" / "_accumulation_test.p
 @pytest.mark.skipif(not THEIR_TESTS.exists(), reason="this Optax is installed without its tests")
 @pytest.mark.skipif(not importlib.util.find_spec("absl"), reason="Optax's tests need absl-py")
 def test_the_tests_of_optax_for_its_own_class_pass(run_python, tmp_path):
-    output = run_python(PROGRAM, str(THEIR_TESTS), str(tmp_path), timeout=280)
+    output = run_python(PROGRAM, str(THEIR_TESTS), str(tmp_path))
     assert " passed" in output
     assert "failed" not in output

@@ -212,4 +212,4 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_on_eight_devices(name, run_python):
-    assert run_python(COMMON + PROGRAMS[name], devices=8, timeout=250).split() == ["ok"]
+    assert run_python(COMMON + PROGRAMS[name], devices=8).split() == ["ok"]

@@ -12,4 +12,4 @@ def test_partitions_into_microbatches_and_replicas_give_the_same(run_python):
     batch as the undivided float32 gradient is.
     """
     program = PROGRAMS / "partitions.py"
-    assert "held" in run_python(program, devices=8, timeout=280, JAX_ENABLE_X64="1")
+    assert "held" in run_python(program, devices=8, JAX_ENABLE_X64="1")

@@ -45,7 +45,7 @@ def test_there_is_a_script_for_every_way():
 def test_group_gradient_and_multi_steps_give_the_update_of_the_undivided_batch(
     name, wanted, run_python
 ):
-    runs = runs_of(run_python(WAYS / f"{name}.py", devices=8, timeout=150))
+    runs = runs_of(run_python(WAYS / f"{name}.py", devices=8))
     assert len(runs) == (4 if name == "two_processes" else 2)
     for params in runs:
         assert jax.tree.structure(params) == jax.tree.structure(wanted)

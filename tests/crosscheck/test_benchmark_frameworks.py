@@ -2,8 +2,21 @@
 
 import json
 
+import jax
+import pytest
+import torch
+
 from benchmarks.__main__ import main
 from benchmarks._framework_program import jax_update, torch_update
+
+
+@pytest.fixture(autouse=True)
+def settings_of_both_frameworks():
+    """The frameworks' own settings, which a benchmark may change for its process, put back."""
+    threads, precision = torch.get_num_threads(), jax.config.jax_default_matmul_precision
+    yield
+    torch.set_num_threads(threads)
+    jax.config.update("jax_default_matmul_precision", precision)
 
 
 def test_a_quick_run_compares_jax_with_both_ways_of_pytorch(tmp_path):

@@ -125,7 +125,7 @@ def test_devices_and_processes_of_both_sides_train_the_same(run_python):
         "pmap-ddp-a1-sgd-float32-skipped-one",
         "shardmap-loop-a3-sgd-float16-full-one",
     ]
-    said = run_python(ON_DEVICES, *names, devices=2, timeout=280).split("\n")
+    said = run_python(ON_DEVICES, *names, devices=2).split("\n")
     assert said[:-1] == [f"{name} equal" for name in names]
 
 

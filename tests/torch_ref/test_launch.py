@@ -43,7 +43,7 @@ def test_a_replica_that_does_not_finish_ends_the_run_and_leaves_no_process(
     start = time.monotonic()
     with pytest.raises(error, match=says):
         spawn(one_misbehaves, 2, how, timeout=timeout)
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 120
     assert multiprocessing.active_children() == []
 
 
@@ -112,8 +112,10 @@ def test_when_the_parent_is_killed_its_replicas_end_too(tmp_path) -> None:
         parent.kill()
         # They hold the pipe open for as long as they live: at its end both are gone.
         assert parent.communicate(timeout=30)[0] == ""
-        for child in children:
-            assert not running(child)
+        limit = time.monotonic() + 20
+        while any(running(child) for child in children):  # the pipe closes a moment earlier
+            assert time.monotonic() < limit
+            time.sleep(0.01)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(parent.pid, signal.SIGKILL)
@@ -126,8 +128,11 @@ def running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    status = Path(f"/proc/{pid}/stat")
-    return not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return not Path("/proc/self/stat").exists()  # gone since, or no such files here
+    return status.rsplit(")", 1)[1].split()[0] not in "ZX"
 
 
 TORCHRUN = """

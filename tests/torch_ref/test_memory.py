@@ -1,6 +1,7 @@
 """Memory of known size is found, in the group that holds it."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ def run_group_with_state():
             kept.append(torch.ones(32 * MIB, dtype=torch.uint8))
         moment = torch.ones(64 * MIB, dtype=torch.uint8)
         moment += 1
+        time.sleep(0.05)  # long enough for a sample
 
     return run_group
 
