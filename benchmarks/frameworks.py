@@ -152,5 +152,5 @@ def run(*, limits: Limits, quick: bool = False, full: bool = False) -> Result:
         kinds.append("bfloat16")
     for size, rows, a in [("tiny", 4, 2)] if quick else [("small", 32, 4), ("larger", 16, 4)]:
         for dtype in kinds:
-            measure(result, size, rows, a, dtype, 3 if quick else 7, limits)
+            measure(result, size, rows, a, dtype, 3 if quick else 11, limits)
     return result
