@@ -100,7 +100,7 @@ batch = place(own, P("data"))
 timeout = 60
 if fault == "late":
     # The rehearsal goes well, and then one process cannot start after all.
-    timeout, rehearsal, real = 30, ja.memory.rehearse, make
+    timeout, rehearsal, real = 20, ja.memory.rehearse, make
     class Late:
         def __init__(self, step):
             self.trace, self.lower = step.trace, step.lower
