@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,14 +111,17 @@ def draw_parameters(results: Sequence[CaseResult]) -> Figure:
         found = result.parameters
         places = range(len(found))
         apart = [max(f.error, SMALLEST) for f in found]
-        axes.plot([f.allowed for f in found], places, "|", color=ALLOWED, markersize=9)
-        axes.plot(apart, places, "o", color=JAX, markersize=4)
+        allowed = [f.allowed for f in found]
+        axes.plot(apart, places, "o", color=JAX, markersize=4, label="difference")
         if found:
             worst = max(places, key=lambda i: found[i].ratio)
-            axes.plot(apart[worst], worst, "o", color=DIFFER, markersize=6)
+            label = "nearest to what is allowed"
+            axes.plot(apart[worst], worst, "o", color=DIFFER, markersize=6, label=label)
+        label = "what rounding allows"
+        axes.plot(allowed, places, "|", color=ALLOWED, markersize=9, label=label)
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())  # within one decade they would overlap
-        axes.set_title(result.case.name, fontsize=8)
+        axes.set_title(textwrap.fill(result.case.name, 26), fontsize=8)
         axes.set_xlabel("relative difference of the gradient", fontsize=8)
         names = [f.parameter or "" for f in found]
         # The models of the two matrices differ; a column like the one before it needs no names.
@@ -125,6 +129,8 @@ def draw_parameters(results: Sequence[CaseResult]) -> Figure:
         axes.set_ylim(len(found) - 0.3, -0.7)
         shown = names
         _plain(axes)
+    marks = grid[0].get_legend_handles_labels()
+    figure.legend(*marks, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
 
 
