@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -153,7 +152,9 @@ def peak(framework: str) -> float:
         import torch
 
         return float(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    from jax_accum._peaks import process_memory
+
+    return float(process_memory().peak)
 
 
 def main() -> None:

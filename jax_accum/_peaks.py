@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 from pathlib import Path
@@ -34,15 +35,21 @@ def read_memory() -> list[Memory]:
             now, peak = stats["bytes_in_use"], stats.get("peak_bytes_in_use", 0)
             name = f"{device.platform}:{device.id}"
             found.append(Memory(name, int(now), max(int(peak), int(now)), "device.memory_stats()"))
-    return found or [_of_process()]
+    return found or [process_memory()]
 
 
-def _of_process() -> Memory:
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def process_memory() -> Memory:
+    """Resident memory of this process.
+
+    On Linux by its own counters: `getrusage` also counts the memory of the process that started
+    this one, which can be many times as large.
+    """
+    how = "resident memory of the process"
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        now = pages * resource.getpagesize()
-    except (OSError, ValueError, IndexError):
-        now = peak
-    return Memory("host", now, max(peak, now), "resident memory of the process")
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        sizes = dict(re.findall(r"^(VmRSS|VmHWM):\s*(\d+) kB$", status, re.MULTILINE))
+        now, peak = (1024 * int(sizes[name]) for name in ("VmRSS", "VmHWM"))
+    except (OSError, KeyError):
+        unit = 1 if sys.platform == "darwin" else 1024
+        now = peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return Memory("host", now, max(peak, now), how)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +82,18 @@ def test_a_record_says_what_the_run_did():
     assert peak["peak_bytes"] >= peak["baseline_bytes"] > 10**6
     assert peak["how"] == "resident memory of the process"
     assert data["times"]["seconds"] >= 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the counter of getrusage is read")
+def test_the_memory_of_whoever_started_the_process_is_not_its_own(run_python):
+    program = (
+        "import subprocess, sys\n"
+        "held = bytearray(2**30)\n"
+        "held[::4096] = bytes(len(held[::4096]))\n"
+        "child = 'from jax_accum._peaks import process_memory; print(process_memory().peak)'\n"
+        "print(subprocess.check_output([sys.executable, '-c', child], text=True))\n"
+    )
+    assert 10**7 < int(run_python(program)) < 2**30
 
 
 def test_a_record_is_the_same_after_a_file(tmp_path):
