@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,11 @@ def load(path: Path) -> Run:
         for result in data["results"]:
             for figure in result["figures"]:
                 figures[f"{result['name']}/{figure['key']}"] = Figure(**figure)
-            claimed |= {f"{result['name']}/{claim['key']}" for claim in result["claims"]}
+            for claim in result["claims"]:
+                key = f"{result['name']}/{claim['key']}"
+                claimed.add(key)
+                if not claim["at_most"]:  # "at least": less of it is worse
+                    figures[key] = dataclasses.replace(figures[key], better="higher")
         return Run(figures, claimed)
     except (OSError, UnicodeDecodeError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a results.json of the benchmarks: {error}") from error
@@ -47,7 +52,7 @@ def compare(old: Run, new: Run) -> list[str]:
     lines = []
     for key in sorted(old.figures.keys() & new.figures.keys()):
         a, b = old.figures[key], new.figures[key]
-        if a.unit in ("ms", "tokens/s", "MiB", "of its time"):
+        if a.unit in ("ms", "tokens/s", "MiB", "of the limit"):
             continue
         sign = 1 if a.better == "lower" else -1
         if a.exact:

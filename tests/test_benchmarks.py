@@ -104,6 +104,18 @@ def test_a_ratio_that_no_claim_rests_on_must_be_a_third_worse(now, worse):
     assert _compare.compare(*claimed) != []
 
 
+def test_less_of_what_is_claimed_to_be_at_least_so_much_is_worse(tmp_path, capsys):
+    claims = (Claim("as fast as the other", "x", 1.0, at_most=False),)
+    for name, value in (("old", 1.2), ("new", 0.8)):
+        result = result_of(Figure("x", value, value - 0.01, value + 0.01), claims=claims)
+        data = _report.as_json([result], MACHINE, LIMITS)
+        (tmp_path / f"{name}.json").write_text(json.dumps(data))
+    old, new = str(tmp_path / "old.json"), str(tmp_path / "new.json")
+    assert main(["compare", old, new]) == 1
+    assert "one/x" in capsys.readouterr().out
+    assert main(["compare", new, old]) == 0
+
+
 def test_compare_says_which_file_it_cannot_read(tmp_path, capsys):
     (tmp_path / "a.json").write_text("[]")
     assert main(["compare", str(tmp_path / "a.json"), str(tmp_path / "a.json")]) == 2
