@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import importlib
 import os
 import sys
@@ -53,11 +54,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # After each, so that a run that is cut short leaves what it has found.
         page = _report.write(asked.out, results, machine, dataclasses.asdict(limits))
         print(f"{time.perf_counter() - start:.0f} s", flush=True)
+        _forget()
     for verdict, *rest in _report.claims_table(results).rows:
         if verdict != HOLDS:
             print("  ".join(map(str, (verdict, *rest))))
     print(f"{_report.headline(results)} Report: {page}")
     return 0
+
+
+def _forget() -> None:
+    """Lets go of what a benchmark compiled, so that the next runs as it does by itself."""
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
 
 
 def _compare(arguments: Sequence[str]) -> int:

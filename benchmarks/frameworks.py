@@ -82,7 +82,7 @@ def measure(
                 seconds[name].append(answer["seconds"])
                 peaks[name] = answer["peak"]
         products: dict[str, list[float]] = {name: [] for name in names}
-        for _ in range(rounds):
+        for _ in range(3):
             for name in names:
                 products[name].append(processes[name].ask("products")["seconds"])
     finally:
@@ -152,5 +152,5 @@ def run(*, limits: Limits, quick: bool = False, full: bool = False) -> Result:
         kinds.append("bfloat16")
     for size, rows, a in [("tiny", 4, 2)] if quick else [("small", 32, 4), ("larger", 16, 4)]:
         for dtype in kinds:
-            measure(result, size, rows, a, dtype, 3 if quick else 11, limits)
+            measure(result, size, rows, a, dtype, 3 if quick else 7, limits)
     return result
