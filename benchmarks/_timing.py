@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
 
 from benchmarks._result import Figure
+
+SURE = 0.99
+"""Of the interval of a median, where a claim is held against it."""
+MORE = 4
+"""Rounds that are added at a time: an even number, so that both orders are as frequent."""
 
 
 def interleaved(
@@ -32,6 +38,59 @@ def interleaved(
                 ways[name]()
             seconds[name].append((time.perf_counter() - start) / calls)
     return seconds
+
+
+def decided(
+    ways: Mapping[str, Callable[[], None]],
+    limit: float,
+    *,
+    most: int,
+    calls: int = 1,
+    seconds: Mapping[str, list[float]] | None = None,
+) -> dict[str, list[float]]:
+    """Two ways in turn, for as many rounds as their ratio needs to be told from a limit.
+
+    A few rounds of a ratio near its limit fall on one side in one run and on the other in the
+    next. So rounds are added until the limit lies outside the interval of the median ratio, on
+    either side.
+
+    Args:
+      ways: the way that a claim is on, then the one that it is compared with.
+      limit: of the claim.
+      most: rounds after which it stays undecided.
+      calls: as `interleaved` takes it.
+      seconds: of rounds that there are, where both took their turn.
+    """
+    name, base = ways
+    found = {way: list(seconds[way]) if seconds else [] for way in ways}
+    while len(found[base]) < most:
+        ratios = [a / b for a, b in zip(found[name], found[base], strict=True)]
+        low, high = interval(ratios)
+        if not low <= limit <= high:
+            break
+        more = interleaved(ways, rounds=MORE, calls=calls, warm_up=0 if found[base] else 1)
+        for way in ways:
+            found[way] += more[way]
+    return found
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Where the median of what `values` are drawn from lies, `SURE`: from no distribution at all.
+
+    Of `n` values a `B(n, 1/2)` number lies below the true median, so that it is between the
+    `k`-th and the `k`-th last value unless that number is less than `k` or more than `n - k`.
+    Without bounds where there are too few values.
+    """
+    n, k, outside = len(values), 0, 0.0
+    while k <= n:
+        outside += 2 * math.comb(n, k) / 2**n
+        if outside > 1 - SURE:
+            break
+        k += 1
+    if k == 0:
+        return -math.inf, math.inf
+    ordered = sorted(values)
+    return ordered[k - 1], ordered[n - k]
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:

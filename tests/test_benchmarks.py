@@ -1,7 +1,10 @@
 """The benchmarks run, at tiny sizes; what they say of a figure is what was measured."""
 
 import dataclasses
+import itertools
 import json
+import math
+import random
 import struct
 
 import pytest
@@ -58,6 +61,57 @@ def test_a_ratio_is_of_the_same_round():
     seconds = {"slow": [2.0, 20.0, 2.0], "base": [1.0, 10.0, 1.0]}
     figure = _timing.ratio("r", seconds, "slow", "base")
     assert (figure.low, figure.value, figure.high) == (2.0, 2.0, 2.0)
+
+
+def test_the_interval_of_a_median_holds_it_as_often_as_it_says():
+    rng = random.Random(0)
+    held = 0
+    for _ in range(2000):
+        low, high = _timing.interval([rng.expovariate(1.0) for _ in range(21)])
+        held += low <= math.log(2) <= high
+    # For 21 values the exact probability is 0.9928: a sign test can't be sure of just 99%.
+    assert 0.987 <= held / 2000 <= 0.998
+    assert _timing.interval([1.0] * 7) == (-math.inf, math.inf)  # all above: once in 64
+
+
+class Clock:
+    """Time for `_timing` alone: it passes where a way says so."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(_timing.time, "perf_counter", lambda: self.now)
+
+    def way(self, *seconds):
+        turns = itertools.cycle(seconds)
+
+        def run():
+            self.now += next(turns)
+
+        return run
+
+
+@pytest.mark.parametrize(
+    ("ours", "rounds"),
+    [((1.0,), 8), ((2.0,), 8), ((1.5,), 40), ((1.25, 1.0), 8), ((1.75, 1.25), 40)],
+    ids=["below", "above", "at the limit", "spread below", "spread about the limit"],
+)
+def test_rounds_are_added_until_a_ratio_is_told_from_its_limit(ours, rounds, monkeypatch):
+    clock = Clock(monkeypatch)
+    ways = {"ours": clock.way(*ours), "base": clock.way(1.0)}
+    seconds = _timing.decided(ways, 1.5, most=40)
+    assert {way: len(values) for way, values in seconds.items()} == dict.fromkeys(ways, rounds)
+    assert set(seconds["ours"]) == set(ours)
+
+
+def test_rounds_that_there_are_count_towards_a_decision(monkeypatch):
+    clock = Clock(monkeypatch)
+    ways = {"ours": clock.way(1.0), "base": clock.way(1.0)}
+    there = {"ours": [1.0] * 15, "base": [1.0] * 15, "another": [9.0] * 15}
+    assert _timing.decided(ways, 1.5, most=40, seconds=there) == {
+        "ours": [1.0] * 15,
+        "base": [1.0] * 15,
+    }
+    assert clock.now == 0
 
 
 @pytest.mark.parametrize(
