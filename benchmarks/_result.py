@@ -21,6 +21,9 @@ class Figure:
       unit: `x` for a ratio within one run, else a unit.
       exact: read from the compiled program or counted: the same in every run.
       better: `lower` or `higher`.
+      median_low: with `median_high`, where the median lies for all that so many rounds can tell;
+        `None` where they are too few to tell.
+      median_high: see there.
     """
 
     key: str
@@ -30,6 +33,8 @@ class Figure:
     unit: str = "x"
     exact: bool = False
     better: str = "lower"
+    median_low: float | None = None
+    median_high: float | None = None
 
     def __str__(self) -> str:
         """The value, with its quartiles where it was measured."""
@@ -57,10 +62,16 @@ class Claim:
     why: str = ""
 
     def verdict(self, figure: Figure) -> str:
-        """`HOLDS` if the median keeps to the limit, `NOISE` if only the better quartile does."""
+        """`HOLDS` if the median keeps to the limit, `NOISE` if it may for all one can tell.
+
+        That is where the interval of the median reaches the limit; of few rounds, where the better
+        quartile does.
+        """
         if self._keeps(figure.value):
             return HOLDS
-        better = figure.low if self.at_most else figure.high
+        better = figure.median_low if self.at_most else figure.median_high
+        if better is None:
+            better = figure.low if self.at_most else figure.high
         return NOISE if self._keeps(better) else FAILS
 
     def _keeps(self, value: float) -> bool:

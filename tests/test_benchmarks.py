@@ -61,6 +61,13 @@ def test_a_ratio_is_of_the_same_round():
     seconds = {"slow": [2.0, 20.0, 2.0], "base": [1.0, 10.0, 1.0]}
     figure = _timing.ratio("r", seconds, "slow", "base")
     assert (figure.low, figure.value, figure.high) == (2.0, 2.0, 2.0)
+    assert (figure.median_low, figure.median_high) == (None, None)  # of three rounds
+
+
+def test_a_ratio_of_enough_rounds_says_where_its_median_lies():
+    seconds = {"ours": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], "base": [1.0] * 8}
+    figure = _timing.ratio("r", seconds, "ours", "base")
+    assert (figure.median_low, figure.median_high) == (1.0, 8.0)
 
 
 def test_the_interval_of_a_median_holds_it_as_often_as_it_says():
@@ -200,9 +207,13 @@ def test_a_missed_claim_stands_in_the_first_lines_and_says_why(tmp_path):
         (Figure("x", 0.9, 0.8, 1.2), False, "within the noise"),
         (Figure("x", 0.9, 0.8, 0.95), False, "does not"),
         (Figure("x", 2, 2, 2, "", True), True, "does not"),
+        (Figure("x", 1.1, 0.9, 1.2, median_low=1.01, median_high=1.15), True, "does not"),
+        (Figure("x", 1.1, 1.05, 1.2, median_low=0.99, median_high=1.3), True, "within the noise"),
+        (Figure("x", 0.9, 0.8, 1.2, median_low=0.85, median_high=0.99), False, "does not"),
+        (Figure("x", 0.9, 0.8, 0.95, median_low=0.7, median_high=1.01), False, "within the noise"),
     ],
 )
-def test_a_claim_fails_where_the_better_quartile_misses_the_limit_too(figure, at_most, verdict):
+def test_a_claim_fails_where_the_median_can_not_lie_within_the_limit(figure, at_most, verdict):
     assert Claim("x", "x", 1.0, at_most).verdict(figure) == verdict
     result = result_of(figure, claims=(Claim("x", "x", 1.0, at_most),))
     words = {"holds": "All 1 claims", "does not": "0 of 1 claims hold, 1 do not"}
