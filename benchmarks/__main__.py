@@ -71,17 +71,20 @@ def _forget() -> None:
 
 
 def _compare(arguments: Sequence[str]) -> int:
-    from benchmarks._compare import compare, load
+    from benchmarks._compare import compare, incomparable, load
 
     top = argparse.ArgumentParser(prog="python -m benchmarks compare")
     top.add_argument("old", type=Path)
     top.add_argument("new", type=Path)
     asked = top.parse_args(arguments)
     try:
-        worse = compare(load(asked.old), load(asked.new))
+        old, new = load(asked.old), load(asked.new)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    for name, what in sorted(incomparable(old, new).items()):
+        print(f"{name}: not compared, for its configuration differs ({what})")
+    worse = compare(old, new)
     print("\n".join(worse) if worse else "nothing is worse beyond the noise")
     return 1 if worse else 0
 

@@ -14,10 +14,14 @@ UNLESS_CLAIMED = 4 / 3
 
 
 class Run(NamedTuple):
-    """The figures of a run by benchmark and key, and the keys that claims rest on."""
+    """The figures of a run by benchmark and key, and the keys that claims rest on.
+
+    And of each benchmark its configuration, but for the rounds.
+    """
 
     figures: dict[str, Figure]
     claimed: set[str]
+    configurations: dict[str, dict[str, Any]]
 
 
 def load(path: Path) -> Run:
@@ -28,8 +32,10 @@ def load(path: Path) -> Run:
     """
     try:
         data: Any = json.loads(path.read_text())
-        figures, claimed = {}, set()
+        figures, claimed, configurations = {}, set(), {}
         for result in data["results"]:
+            configuration = {k: v for k, v in result["configuration"].items() if k != "rounds"}
+            configurations[result["name"]] = configuration
             for figure in result["figures"]:
                 figures[f"{result['name']}/{figure['key']}"] = Figure(**figure)
             for claim in result["claims"]:
@@ -37,9 +43,28 @@ def load(path: Path) -> Run:
                 claimed.add(key)
                 if not claim["at_most"]:  # "at least": less of it is worse
                     figures[key] = dataclasses.replace(figures[key], better="higher")
-        return Run(figures, claimed)
-    except (OSError, UnicodeDecodeError, KeyError, TypeError, json.JSONDecodeError) as error:
+        return Run(figures, claimed, configurations)
+    except (
+        OSError,
+        UnicodeDecodeError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        json.JSONDecodeError,
+    ) as error:
         raise ValueError(f"{path} is not a results.json of the benchmarks: {error}") from error
+
+
+def incomparable(old: Run, new: Run) -> dict[str, str]:
+    """What differs, by benchmark, where two runs have measured different things."""
+    found = {}
+    for name in old.configurations.keys() & new.configurations.keys():
+        a, b = old.configurations[name], new.configurations[name]
+        keys = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
+        if keys:
+            parts = [f"{k}: {a.get(k)} before, {b.get(k)} now" for k in keys]
+            found[name] = "; ".join(parts)
+    return found
 
 
 def compare(old: Run, new: Run) -> list[str]:
@@ -50,8 +75,11 @@ def compare(old: Run, new: Run) -> list[str]:
     ratios the quartiles of two runs of the same code lie apart at times.
     """
     lines = []
+    other = incomparable(old, new)
     for key in sorted(old.figures.keys() & new.figures.keys()):
         a, b = old.figures[key], new.figures[key]
+        if key.split("/")[0] in other:
+            continue
         if a.unit in ("ms", "tokens/s", "MiB", "of the limit"):
             continue
         sign = 1 if a.better == "lower" else -1

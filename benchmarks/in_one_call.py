@@ -265,6 +265,7 @@ def run(*, limits: Limits, quick: bool = False, full: bool = False) -> Result:
     key = "unrolled layers" if quick else "few tokens for the parameters"
     if not quick:
         large = Transformer(layers=4, width=384, length=24)
+        result.configuration[key] = large.__dict__
         measure(result, key, large, 16, [4, 16], rounds, limits, base=OPTAX, every_way=True)
     key += "/A=16"
     result.claims += [

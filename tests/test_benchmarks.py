@@ -159,7 +159,7 @@ def test_compare_names_what_got_worse(old, new, worse, tmp_path, capsys):
 @pytest.mark.parametrize(("now", "worse"), [(1.3, False), (1.4, True)])
 def test_a_ratio_that_no_claim_rests_on_must_be_a_third_worse(now, worse):
     old, new = Figure("x", 1.0, 0.99, 1.01), Figure("x", now, now - 0.01, now + 0.01)
-    runs = _compare.Run({"x": old}, set()), _compare.Run({"x": new}, set())
+    runs = _compare.Run({"x": old}, set(), {}), _compare.Run({"x": new}, set(), {})
     assert (_compare.compare(*runs) != []) == worse
     claimed = [run._replace(claimed={"x"}) for run in runs]
     assert _compare.compare(*claimed) != []
@@ -175,6 +175,23 @@ def test_less_of_what_is_claimed_to_be_at_least_so_much_is_worse(tmp_path, capsy
     assert main(["compare", old, new]) == 1
     assert "one/x" in capsys.readouterr().out
     assert main(["compare", new, old]) == 0
+
+
+def test_compare_leaves_out_what_was_configured_otherwise(tmp_path, capsys):
+    for name, width, rounds in (("old", 128, 3), ("same", 128, 9), ("new", 256, 3)):
+        x = 1 if name == "old" else 2
+        result = result_of(Figure("x", x, x, x, "", True))
+        result.configuration = {"width": width, "rounds": rounds}
+        _report.write(tmp_path / name, [result], MACHINE, LIMITS)
+    files = [str(tmp_path / name / "results.json") for name in ("old", "same", "new")]
+    assert main(["compare", files[0], files[1]]) == 1
+    assert capsys.readouterr().out.startswith("one/x: 1 before, 2 now")
+    assert main(["compare", files[0], files[2]]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        "one: not compared, for its configuration differs (width: 128 before, 256 now)",
+        "nothing is worse beyond the noise",
+    ]
 
 
 def test_compare_says_which_file_it_cannot_read(tmp_path, capsys):
