@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -19,7 +20,7 @@ from benchmarks._timing import decided, interleaved, quartiles, ratio
 OURS = "jax"
 BY_HAND = "jax, by hand"
 FASTER = "the faster of PyTorch's"
-MOST = 24
+MOST = 16
 """Rounds after which a ratio that is near 1 stays undecided."""
 
 
@@ -90,7 +91,7 @@ def measure(
             pair: dict[str, Callable[[], None]] = {way: updates[way] for way in (faster, OURS)}
             both = decided(pair, 1.0, most=MOST, seconds=seconds)
             key = f"{label}/{FASTER}/time over jax"
-            result.add(ratio(key, both, faster, OURS))
+            claimed = result.add(ratio(key, both, faster, OURS))
         products: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(3):
             for name in names:
@@ -115,19 +116,9 @@ def measure(
         )
         table.append([name, rate, over, peak, rate.value / most, speed])
     if torch:
-        by_hand = result.figure(f"{label}/{BY_HAND}/time over jax").value
-        slower = ratio("", products, OURS, "torch").value
-        result.claims.append(
-            Claim(
-                f"{label}: jax_accum is at least as fast as torch_ref, eager and compiled",
-                f"{label}/{FASTER}/time over jax",
-                1.0,
-                at_most=False,
-                why=f"plain JAX without jax_accum takes {show(by_hand)} of ours; XLA's products of "
-                f"matrices by themselves take {show(slower)} times as long as PyTorch's: the time "
-                "goes to XLA's programs for this device, not to accumulation",
-            )
-        )
+        table.append([f"{FASTER}: {faster}", "", claimed, "", "", ""])
+        slower = ratio("", products, OURS, "torch")
+        result.add(dataclasses.replace(slower, key=f"{label}/products over torch"))
     sizes = SIZES[size]
     result.tables.append(
         Table(
@@ -142,14 +133,37 @@ def measure(
             ],
             [*table, ["physical limit", f"{most:,.0f}", "", "", "", ""]],
             f"AdamW, {dtype} in the model, 2 threads each, every framework in a process of its "
-            "own, in turn. The claim is on the faster of PyTorch's two ways, which takes more "
-            "turns with ours while it is near. By hand: a scan in plain JAX, without jax_accum. "
-            "Peak: of the GPU by the framework's counter, without one of the process. The limit: "
-            "flops of the matrix products over the matrix rate measured in this run; the share of "
-            "it is what is called model flops utilisation. Products alone: those of the MLP's "
-            "first half and of its gradients, float32, outside of the model.",
+            "own, in turn. The faster of PyTorch's two ways, on which the claim is, takes more "
+            "turns with ours while they are near each other. By hand: a scan in plain JAX, without "
+            "jax_accum. Peak: of the GPU by the framework's counter, without one of the process. "
+            "The limit: flops of the matrix products over the matrix rate measured in this run; "
+            "the share of it is what is called model flops utilisation. Products alone: those of "
+            "the MLP's first half and of its gradients, float32, outside of the model.",
         )
     )
+
+
+def claims(result: Result) -> list[Claim]:
+    """One, on where ours is furthest behind, or least ahead, of the faster of PyTorch's ways."""
+    found = [figure for figure in result.figures if f"/{FASTER}/" in figure.key]
+    if not found:  # without PyTorch
+        return []
+    worst = min(found, key=lambda figure: figure.value)
+    label = worst.key.split("/")[0]
+    by_hand = result.figure(f"{label}/{BY_HAND}/time over jax").value
+    products = result.figure(f"{label}/products over torch").value
+    return [
+        Claim(
+            "jax_accum is at least as fast as torch_ref, eager and compiled, at every size",
+            worst.key,
+            1.0,
+            at_most=False,
+            why=f"here {label}, where it is furthest behind: plain JAX without jax_accum takes "
+            f"{show(by_hand)} of ours; XLA's products of matrices by themselves take "
+            f"{show(products)} times as long as PyTorch's: the time goes to XLA's programs for "
+            "this device, not to accumulation",
+        )
+    ]
 
 
 def run(*, limits: Limits, quick: bool = False, full: bool = False) -> Result:
@@ -164,4 +178,5 @@ def run(*, limits: Limits, quick: bool = False, full: bool = False) -> Result:
     for size, rows, a in [("tiny", 4, 2)] if quick else [("small", 32, 4), ("larger", 16, 4)]:
         for dtype in kinds:
             measure(result, size, rows, a, dtype, 3 if quick else 7, limits)
+    result.claims += claims(result)
     return result
