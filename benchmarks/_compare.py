@@ -44,14 +44,7 @@ def load(path: Path) -> Run:
                 if not claim["at_most"]:  # "at least": less of it is worse
                     figures[key] = dataclasses.replace(figures[key], better="higher")
         return Run(figures, claimed, configurations)
-    except (
-        OSError,
-        UnicodeDecodeError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        json.JSONDecodeError,
-    ) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a results.json of the benchmarks: {error}") from error
 
 

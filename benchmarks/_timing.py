@@ -64,8 +64,7 @@ def decided(
     name, base = ways
     found = {way: list(seconds[way]) if seconds else [] for way in ways}
     while len(found[base]) < most:
-        ratios = [a / b for a, b in zip(found[name], found[base], strict=True)]
-        low, high = interval(ratios)
+        low, high = interval(ratios(found, name, base))
         if not low <= limit <= high:
             break
         more = interleaved(ways, rounds=MORE, calls=calls, warm_up=0 if found[base] else 1)
@@ -101,11 +100,16 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
+def ratios(seconds: Mapping[str, list[float]], name: str, base: str) -> list[float]:
+    """The time of `name` over that of `base`, round by round."""
+    return [a / b for a, b in zip(seconds[name], seconds[base], strict=True)]
+
+
 def ratio(key: str, seconds: dict[str, list[float]], name: str, base: str) -> Figure:
     """The time of `name` over that of `base` in the same round."""
-    ratios = [a / b for a, b in zip(seconds[name], seconds[base], strict=True)]
-    low, middle, high = quartiles(ratios)
-    bounds = [x if math.isfinite(x) else None for x in interval(ratios)]
+    values = ratios(seconds, name, base)
+    low, middle, high = quartiles(values)
+    bounds = [x if math.isfinite(x) else None for x in interval(values)]
     return Figure(key, middle, low, high, median_low=bounds[0], median_high=bounds[1])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -90,8 +89,7 @@ def measure(
             faster = min(torch, key=lambda name: quartiles(seconds[name])[1])
             pair: dict[str, Callable[[], None]] = {way: updates[way] for way in (faster, OURS)}
             both = decided(pair, 1.0, most=MOST, seconds=seconds)
-            key = f"{label}/{FASTER}/time over jax"
-            claimed = result.add(ratio(key, both, faster, OURS))
+            claimed = result.add(ratio(f"{label}/{FASTER}/time over jax", both, faster, OURS))
         products: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(3):
             for name in names:
@@ -117,8 +115,7 @@ def measure(
         table.append([name, rate, over, peak, rate.value / most, speed])
     if torch:
         table.append([f"{FASTER}: {faster}", "", claimed, "", "", ""])
-        slower = ratio("", products, OURS, "torch")
-        result.add(dataclasses.replace(slower, key=f"{label}/products over torch"))
+        result.add(ratio(f"{label}/products over torch", products, OURS, "torch"))
     sizes = SIZES[size]
     result.tables.append(
         Table(
